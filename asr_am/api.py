@@ -50,14 +50,7 @@ class Recipe:
     """A corpus, a model and how to train it. Nothing is made before one of the steps is called."""
 
     def __init__(self, *overrides: str) -> None:
-        """Checks all options.
-
-        Args:
-            overrides: options that differ from conf/config.yaml, such as "corpus=an4" and "train.epochs=3".
-
-        Raises:
-            InputError: an option is wrong.
-        """
+        """Takes options that differ from conf/config.yaml, such as "corpus=an4". Raises InputError for a wrong one."""
         self.overrides = overrides
         with configurations(overrides):
             check_jobs(overrides)
@@ -108,14 +101,8 @@ def simulate(
 ) -> dict[int, Result]:
     """Runs `learner(team)` for each learner of a virtual cluster, in this process. The same seed gives the same bits.
 
-    Args:
-        learner: trains as one learner, see `train_model`.
-        learners: number of learners.
-        cluster: hardware whose time is modelled, a file of conf/cluster.
-        seed: seed of the cluster's times.
-
-    Returns:
-        What `learner` returned, by rank, without learners that died.
+    `learner` may call `train_model`. The hardware whose time is modelled is a file of conf/cluster. Returns what
+    `learner` returned, by rank, without learners that died.
     """
     if learners < 1:
         raise InputError(f"simulate: learners={learners}: must be at least 1")

@@ -101,8 +101,6 @@ def replace(path: Path, fill: Fill, writer: str = "", check: Callable[[], None] 
     """Replaces a file atomically and durably.
 
     Args:
-        path: the file.
-        fill: writes the new content.
         writer: who writes, part of the temporary name. Whoever removes the temporary file of another writer stops it.
         check: raises an error if the writer must not write any more. Called just before the file is replaced.
     """

@@ -52,10 +52,6 @@ def is_disk_full(error: BaseException | None, folder: Path | None = None) -> boo
 
     Libraries that write in C or C++ do not say so, or write a part of a file without an error. So an exception counts
     as well if nothing is left on the disk of `folder`.
-
-    Args:
-        error: the exception.
-        folder: where it wrote, if that is known.
     """
     if folder is not None and _free_bytes(folder) < LEAST_FREE:
         return True

@@ -36,8 +36,6 @@ def find_class(target: str, option: str, package: str, base: type, group: str = 
     """Returns the class that a configuration names.
 
     Args:
-        target: full name of the class.
-        option: name of the option that has it, for messages.
         package: package or module of this project that the class may be in.
         base: class or protocol that it must implement.
         group: group of entry points that may declare it. "": none.

@@ -49,22 +49,11 @@ from asr_am.hmm.kaldi_tree import write_tree
 from asr_am.hmm.states import StateTable
 from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
+from asr_am.score.cli import exit_code
 
 
 def export(root: Path, system: str, out: Path) -> list[Path]:
-    """Writes the directories.
-
-    Args:
-        root: exp/<corpus>.
-        system: name of the GMM system, a folder of exp/<corpus>/align.
-        out: the directory to write into.
-
-    Returns:
-        The directories.
-
-    Raises:
-        InputError: the system has not been trained, or a file of it is damaged.
-    """
+    """Writes the directories of exp/<corpus>/align/<system>. Raises InputError if it is missing or damaged."""
     folder = root / "align" / system
     if not GmmSystem.is_complete(folder):
         raise InputError(f"{folder}: no such GMM system; run stage 3 (align)")
@@ -85,16 +74,7 @@ def export(root: Path, system: str, out: Path) -> list[Path]:
 
 
 def export_decoding(root: Path, run: str, out: Path) -> list[Path]:
-    """Writes graph, lattices and posteriors of a decoding run, and of a network its scores and priors.
-
-    Args:
-        root: exp/<corpus>.
-        run: name of the run, a folder of exp/<corpus>/decode.
-        out: the directory to write into.
-
-    Returns:
-        The directory of the run.
-    """
+    """Writes graph, lattices and posteriors of a decoding run, and of a network its scores and priors."""
     folder = root / "decode" / run
     system = System.load(folder)
     states, target = StateTable.load(system.states), out / run
@@ -186,15 +166,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode", metavar="RUN", help="also write this run of exp/<corpus>/decode")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write into")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         for path in export(options.exp, options.system, options.out):
             print(path)
         if options.decode:
             print(*export_decoding(options.exp, options.decode, options.out))
-    except InputError as error:
-        print(f"asr_am.kaldi_export: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code("asr_am.kaldi_export", work)
 
 
 if __name__ == "__main__":

@@ -29,21 +29,13 @@ from asr_am.features.reader import FeatureReader
 from asr_am.hmm.alignments import read_alignments
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
+from asr_am.score.cli import exit_code
 
 KINDS = ("mfcc", "logmel")
 
 
 def export(root: Path, system: str | None, out: Path) -> list[Path]:
-    """Writes the manifests.
-
-    Args:
-        root: exp/<corpus>.
-        system: GMM system whose alignments to add, a folder of exp/<corpus>/align. None: no alignments.
-        out: the directory to write into.
-
-    Returns:
-        The directory of each set.
-    """
+    """Writes the manifests, with the alignments of a system if one is named. Returns the directory of each set."""
     sets = sorted(path.parent.name for path in (root / "data").glob("*/supervisions.jsonl.gz"))
     if not sets:
         raise InputError(f"{root / 'data'}: has no manifests; run stage 0 (data)")
@@ -90,12 +82,7 @@ def _item(segment: SupervisionSegment, word: CtmWord) -> AlignmentItem:
 def feature_set(root: Path, kind: str, subset: str, supervisions: SupervisionSet, index: Path) -> FeatureSet:
     """Returns manifests of the features of each utterance, without CMVN and deltas.
 
-    Args:
-        root: exp/<corpus>.
-        kind: kind of features.
-        subset: name of the set.
-        supervisions: its utterances.
-        index: an .scp file to write, with absolute paths. Those of exp/<corpus> are relative.
+    Writes `index`, an .scp file with absolute paths. Those of exp/<corpus> are relative.
     """
     folder = (root / "features" / kind).absolute()
     options, reader = read_kind(folder), FeatureReader(root / "features", kind, subset)
@@ -123,13 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--system", help="GMM system whose alignments to add")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write into")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         for path in export(options.exp, options.system, options.out):
             print(path)
-    except InputError as error:
-        print(f"asr_am.lhotse_export: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code("asr_am.lhotse_export", work)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from asr_am import disk
 from asr_am.egs.store import log_priors
 from asr_am.errors import InputError
 from asr_am.models.model_file import load_acoustic_model
+from asr_am.score.cli import exit_code
 
 TOLERANCE = 1e-4  # largest difference of a log-likelihood that is accepted
 INFO = "asr_am.json"  # in a .pt2 file: kind of features, frames of a window and per output, dimensions
@@ -49,15 +50,9 @@ class LogLikelihoods(nn.Module):
 
 
 def export_network(model_path: Path, out: Path, frames: int | None = None) -> float:
-    """Exports a network as .pt2 or .onnx, by the suffix of `out`.
+    """Exports a network as .pt2 or .onnx, by the suffix of `out`, for windows of as many frames as a training chunk.
 
-    Args:
-        model_path: best.pt of a training run.
-        out: the file to write.
-        frames: frames of a window. Default: those of a training chunk.
-
-    Returns:
-        The largest difference of a score between the network and the file as its runtime computes it.
+    Returns the largest difference of a score between the network and the file as its runtime computes it.
 
     Raises:
         InputError: the model is not readable, the suffix is unknown, ONNX's packages are missing, or scores differ.
@@ -143,13 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.frames is not None and options.frames < 1:
         parser.error("--frames must be at least 1")
-    try:
+
+    def work() -> None:
         difference = export_network(options.model, options.out, options.frames)
-    except InputError as error:
-        print(f"asr_am.network_export: {error}", file=sys.stderr)
-        return 1
-    print(f"{options.out}: scores differ from the network's by at most {difference:.2g}")
-    return 0
+        print(f"{options.out}: scores differ from the network's by at most {difference:.2g}")
+
+    return exit_code("asr_am.network_export", work)
 
 
 if __name__ == "__main__":

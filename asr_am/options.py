@@ -22,8 +22,6 @@ def build(kind: type[Options], values: Mapping[str, Any], where: str) -> Options
     """Builds a dataclass from configuration values.
 
     Args:
-        kind: The dataclass.
-        values: Its fields by name.
         where: Section of the configuration for error messages, as users write it. "" is the top level.
 
     Raises:
@@ -46,10 +44,7 @@ def build(kind: type[Options], values: Mapping[str, Any], where: str) -> Options
 def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where: str) -> None:
     """Raises InputError unless each value has the type that `signature` annotates for its name.
 
-    Args:
-        signature: a dataclass, or a function whose parameters with a default are options.
-        values: options by name.
-        where: their section, for error messages.
+    It is a dataclass, or a function whose parameters with a default are options.
     """
     types = get_type_hints(signature)
     if not isinstance(signature, type):
@@ -74,6 +69,13 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
             raise InputError(f"{_name(where, name)}={value}: must be a number")
 
 
+def check_least(options: object, where: str, **least: float) -> None:
+    """Raises InputError if an option of the section `where` is below its least value."""
+    for name, value in least.items():
+        if getattr(options, name) < value:
+            raise InputError(f"{_name(where, name)}={getattr(options, name)}: must be at least {value}")
+
+
 EXPECTED = {  # what a value must be, by the kind of pydantic's error
     "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
     "bool_type": "true or false", "string_type": "text", "list_type": "a list, such as [1,2]",
@@ -94,11 +96,7 @@ RESERVED = re.compile(r"\.(partial|outdated|old|new\d*|unfinished\d*)$")  # asr_
 
 
 def check_name(option: str, name: object) -> str:
-    """Returns the value of an option that becomes the name of a folder.
-
-    Raises:
-        InputError: it is no plain name, and so would lead to another folder.
-    """
+    """Returns the value of an option that names a folder. Raises InputError if it could lead to another folder."""
     if not isinstance(name, str):
         raise InputError(f"{option} is {name}, not text; quote it for Hydra and the shell: \"{option}='NAME'\"")
     plain = name.isprintable() and name.strip() == name and not set(name) & set("/\\") and name[:1] not in (".", "-")
@@ -113,12 +111,7 @@ def check_name(option: str, name: object) -> str:
 
 
 def no_such_option(name: str, known: Iterable[str]) -> InputError:
-    """Returns the error for an option that does not exist, with the nearest names and all of them.
-
-    Args:
-        name: full name of the option, as users write it.
-        known: names of the options of its section.
-    """
+    """Returns the error for an option, by its full name, that is not among those known in its section."""
     return InputError(f"{name}: there is no such option{choices(name.rpartition('.')[2], known)}")
 
 
@@ -130,15 +123,18 @@ def choices(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str], full: Mapping[str, str] | None = None) -> str:
-    """Returns "; did you mean A or B?" with the most similar names, "" if there is none.
-
-    Args:
-        name: a misspelt name.
-        known: the names that exist.
-        full: what to write for each name, by default the name itself.
-    """
+    """Returns "; did you mean A or B?" with the most similar names, as `full` writes them. "" if there is none."""
     near = get_close_matches(name, list(known), n=3)
     return f"; did you mean {' or '.join((full or {}).get(word, word) for word in near)}?" if near else ""
+
+
+def flatten(options: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns {"a.b": value} of {"a": {"b": value}}. An empty mapping is a value."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        section = isinstance(value, Mapping) and value
+        flat |= flatten(value, f"{prefix}{name}.") if section else {f"{prefix}{name}": value}
+    return flat
 
 
 def _name(*parts: str | int) -> str:

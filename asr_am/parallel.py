@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asr_am.dask_jobs.encoding import NotSent
 from asr_am.errors import InputError
 from asr_am.parent_death import signal_on_parent_death
-from asr_am.progress import ProgressBar, mute
+from asr_am.progress import ProgressBar, mute, track
 
 if TYPE_CHECKING:
     from asr_am.dask_jobs.client import DaskJobs
@@ -99,23 +99,18 @@ def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, chunk: int = 1,
     sizes: Sequence[int] | None = None, unit: str = "", here: bool = False,
 ) -> list[Result]:  # fmt: skip
-    """Computes `[function(item) for item in items]` in forked processes, or on the cluster of `on_cluster`.
+    """Returns `[function(item) for item in items]`, computed by forked processes, or on the cluster of `on_cluster`.
 
-    On a cluster, an item may be run twice at the same time if a host is lost and comes back. What it writes must have a
-    temporary name first, or be the same bytes.
+    Results are pickled, so large ones belong in files. On a cluster, an item may be run twice at the same time if a
+    host is lost and comes back. What it writes must have a temporary name first, or be the same bytes.
 
     Args:
         function: Called for each item. Forked workers inherit it without pickling.
         items: Inherited likewise, so they may be large.
-        jobs: Number of processes. Up to 1 runs in this process.
-        description: Label of the progress bar.
         chunk: Number of items that a worker takes at a time.
         sizes: What the progress bar counts for each item, for instance its utterances. Default: 1.
         unit: Name of what is counted, to show a rate.
         here: Only this host has what the items need.
-
-    Returns:
-        The results in the order of items. They are pickled, so large ones belong in files.
 
     Raises:
         InputError: The cluster is lost.
@@ -140,50 +135,35 @@ def parallel_map(
 
 
 def threaded_map(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str,
-    sizes: Sequence[int] | None = None, unit: str = "", sent: bool = False,
-) -> Iterator[Result]:  # fmt: skip
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str, sent: bool = False
+) -> Iterator[Result]:
     """Yields `function(item)` for each item in their order, computed by threads, or on the cluster of `on_cluster`.
 
-    At most two results per thread wait to be taken, so memory does not grow with the number of items.
-
-    Args:
-        function: Called for each item. It should release the GIL.
-        items: Its arguments.
-        jobs: Number of threads. Up to 1 runs in this thread.
-        description: Label of the progress bar.
-        sizes: What the progress bar counts for each item. Default: 1.
-        unit: Name of what is counted, to show a rate.
-        sent: A cluster may compute the results, which are small: all are held until the last one is there.
+    At most two results per thread wait to be taken, so memory does not grow with the number of items. The function
+    should release the GIL. A cluster computes only results that may be `sent`: all are held until the last one is
+    there, so they are small.
     """
     if sent and _cluster:
-        yield from parallel_map(function, items, jobs, description, sizes=sizes, unit=unit)
+        yield from parallel_map(function, items, jobs, description)
         return
-    sizes, jobs = sizes or [1] * len(items), _jobs_here(jobs)
-    with ProgressBar(description, sum(sizes), unit=unit) as bar:
-        if jobs <= 1 or len(items) == 1:
-            for item, size in zip(items, sizes, strict=True):
-                yield function(item)
-                bar.advance(size)
-            return
-        waiting: deque[tuple[int, Future[Result]]] = deque()
-        pool = ThreadPoolExecutor(min(jobs, len(items)))
+    jobs = _jobs_here(jobs)
+    if jobs <= 1 or len(items) == 1:
+        yield from map(function, track(items, description))
+        return
+    waiting: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(min(jobs, len(items)))
+    with ProgressBar(description, len(items)) as bar:
         try:
-            for item, size in zip(items, sizes, strict=True):
-                waiting.append((size, pool.submit(function, item)))
+            for item in items:
+                waiting.append(pool.submit(function, item))
                 if len(waiting) == 2 * jobs:
-                    yield _next_of(waiting, bar)
+                    yield waiting.popleft().result()
+                    bar.advance()
             while waiting:
-                yield _next_of(waiting, bar)
+                yield waiting.popleft().result()
+                bar.advance()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _next_of(waiting: deque[tuple[int, Future[Result]]], bar: ProgressBar) -> Result:
-    size, future = waiting.popleft()
-    result = future.result()
-    bar.advance(size)
-    return result
 
 
 @dataclass(frozen=True)
@@ -196,17 +176,9 @@ class Failure:
 def isolated_map(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int, description: str
 ) -> list[Result | Failure]:
-    """Computes `function(item)` for each item in a forked process of its own. The others go on when one fails.
+    """Returns `function(item)` for each item, computed in a forked process of its own.
 
-    Args:
-        function: Called for each item. Its result is pickled.
-        items: Its arguments, which the processes inherit.
-        jobs: Number of processes at a time, at least 1.
-        description: Label of the progress bar.
-
-    Returns:
-        The results in the order of items, with a Failure where the function has raised an exception or its process was
-        killed.
+    Where the function raises an exception or its process is killed, the result is a Failure, and the others go on.
     """
     context = multiprocessing.get_context("fork")
     results: list[Result | Failure] = [Failure("was not run")] * len(items)

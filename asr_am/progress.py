@@ -38,11 +38,8 @@ class ProgressBar:
     """Counts finished items, and shows them with the time spent and the time left.
 
     Args:
-        description: what is done.
-        total: number of items.
         done: items that an earlier run has finished. They do not count for the time left.
         unit: name of the items, to show their rate. "" shows no rate.
-        clock: seconds.
         below: returns lines to draw below the bar.
     """
 
@@ -132,13 +129,7 @@ class ProgressBar:
 
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """Yields from `iterable`, and shows how many items are done.
-
-    Args:
-        iterable: the items.
-        description: what is done with them.
-        total: their number, where `iterable` does not know it. Without a number there is no bar.
-    """
+    """Yields from `iterable`, and shows how many items are done, if their number is known."""
     count = total if total is not None else len(iterable) if isinstance(iterable, Sized) else 0
     if not count:
         yield from iterable

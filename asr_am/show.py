@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr_am.errors import InputError
+from asr_am.score.cli import exit_code
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,11 +49,7 @@ def find_corpus(given: Path | None) -> Path:
 
 
 def find_run(root: Path, name: str | None) -> Path:
-    """Returns the decoding run `name`, without a name that with the lowest WER on dev.
-
-    Raises:
-        InputError: there is no such run.
-    """
+    """Returns the decoding run `name`, by default the one with the lowest WER on dev. Raises InputError without one."""
     runs = sorted(path.parent for path in (root / "decode").glob("*/system.json") if path.parent.suffix != ".partial")
     names = [run.name for run in runs]
     if name is not None:
@@ -110,12 +107,7 @@ def _joined(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def report(found: Inspection, paths: int) -> Iterator[str]:
-    """Yields the lines about an utterance.
-
-    Args:
-        found: the utterance under a decoding run.
-        paths: number of paths of the lattice.
-    """
+    """Yields the lines about an utterance."""
     from asr_am.data.stm import channel_letter
 
     segment, scale = found.segment, found.system.lm_scale
@@ -208,14 +200,7 @@ def draw(found: Inspection, path: Path) -> None:
 
 
 def show(root: Path, run: Path, utterances: Sequence[str], paths: int) -> None:
-    """Prints and draws utterances. Raises InputError if one is unknown or a file is missing.
-
-    Args:
-        root: exp/<corpus>.
-        run: decoding run.
-        utterances: their ids.
-        paths: number of paths of the lattice to print.
-    """
+    """Prints and draws utterances. Raises InputError if one is unknown or a file is missing."""
     from asr_am.data.textfile import file_name
     from asr_am.decode.inspection import inspect
 
@@ -231,12 +216,7 @@ def show(root: Path, run: Path, utterances: Sequence[str], paths: int) -> None:
 
 
 def write_alignments(root: Path, system: str | None) -> None:
-    """Writes the alignments of one or all GMM systems as CTM and TextGrid files. Prints their names.
-
-    Args:
-        root: exp/<corpus>.
-        system: name of the system. None for all.
-    """
+    """Writes the alignments of one or all GMM systems as CTM and TextGrid files. Prints their names."""
     from asr_am.decode.aligned import write_alignment_ctms
     from asr_am.lang.lang_dir import Lang
 
@@ -268,23 +248,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give utterance ids, or --alignments")
     if options.paths < 1:
         parser.error("--paths must be at least 1")
-    try:
+
+    def work() -> None:
         root = find_corpus(options.exp)
         if options.alignments:
             write_alignments(root, options.system)
         else:
             show(root, find_run(root, options.system), options.utterances, options.paths)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    return exit_code("error", work)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # the reader closed the pipe: avoid a second error when stdout is flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    sys.exit(main())

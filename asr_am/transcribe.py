@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from asr_am.data.audio import INT16_SCALE
 from asr_am.data.stm import CHANNELS
 from asr_am.errors import InputError
+from asr_am.score.cli import exit_code
 
 if TYPE_CHECKING:
     from asr_am.decode.ctm import CtmWord
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from asr_am.lang.ngram_automaton import LmPair
 
 Channels = Literal["auto", "separate", "average"]
-INT16_SCALE = np.float32(32768.0)
 SAME_SIGNAL = 0.9  # correlation above which two channels are one speaker. A call with crosstalk of -12 dB has 0.47
 CANCELLATION = 1e-3  # an average of channels below this share of their peak is only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states
@@ -65,11 +66,8 @@ class Transcriber:
     """A decoding system with its files in memory.
 
     Attributes:
-        system: the decoding run.
         kinds: how to compute the static features, by name.
-        graph: HCLG.
         lms: models to rescore lattices with, None if the graph has its whole LM.
-        lang: phones and words.
         states: graph labels and their pdfs.
     """
 
@@ -92,10 +90,6 @@ class Transcriber:
         Args:
             audio: a file, or samples [N] or [N, C], with full scale at 1 if they are floats.
             sampling_rate: of samples, in Hz. A file says its own.
-            channels: see `read_audio`.
-
-        Returns:
-            Its words, channel by channel.
 
         Raises:
             InputError: the recording cannot be used.
@@ -178,11 +172,7 @@ class Transcriber:
 
 
 def load_system(folder: str | Path) -> Transcriber:
-    """Loads the system of a decoding run, exp/<corpus>/decode/<run>.
-
-    Raises:
-        InputError: one of its files is missing or damaged.
-    """
+    """Loads the system of exp/<corpus>/decode/<run>. Raises InputError if one of its files is missing or damaged."""
     from asr_am.decode.adhoc_features import computed_kinds
     from asr_am.decode.loading import load_graph, load_lang, load_lm_pair, load_states
     from asr_am.decode.system import System
@@ -197,12 +187,9 @@ def load_system(folder: str | Path) -> Transcriber:
 
 
 def split_at_pauses(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Splits a recording into segments of MIN_SEGMENT to MAX_SEGMENT frames where its level is lowest.
+    """Yields begin and end of segments of MIN_SEGMENT to MAX_SEGMENT frames, split where the level is lowest.
 
     Works on log-mel energies (their mean follows the level) and on cepstra (C0 does).
-
-    Yields:
-        First frame and frame after the last of each segment.
     """
     num_frames = len(static_TD)
     level_T = static_TD[:, 0] if static_TD.shape[1] < 20 else static_TD.mean(axis=1)
@@ -218,15 +205,9 @@ def split_at_pauses(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def read_audio(path: Path, sampling_rate: int, channels: Channels = "auto") -> list[np.ndarray]:
-    """Reads an audio file, resampled, on the 16-bit scale.
+    """Reads an audio file of any format, resampled, on the 16-bit scale.
 
-    Args:
-        path: a file of any format, rate and number of channels that soundfile reads.
-        sampling_rate: the rate to resample to, in Hz.
-        channels: return every channel, or the average of all, or (auto) the two of a call and else the average.
-
-    Returns:
-        Samples [N] of each channel, or of the average.
+    Returns samples [N] of every channel, or of the average of all, or (auto) of the two of a call and else the average.
 
     Raises:
         InputError: the file cannot be used.
@@ -260,10 +241,6 @@ def prepare_channels(
 
     Args:
         blocks: consecutive samples [N, C], with full scale at 1. Emptied, as hours of speech are gigabytes.
-        rate: their rate in Hz.
-        sampling_rate: the rate to resample to, in Hz.
-        channels: see `read_audio`.
-        name: what the samples are, for messages.
         limits: lowest and highest sample before channels were averaged. None: those of `blocks`.
 
     Raises:
@@ -315,14 +292,7 @@ def channel_name(number: int, count: int) -> str:
 
 
 def transcripts(transcriber: Transcriber, path: Path, channels: Channels, *, times: bool) -> Iterator[str]:
-    """Yields the lines to print for a file.
-
-    Args:
-        transcriber: the system.
-        path: audio file.
-        channels: see `read_audio`.
-        times: yield a CTM line per word instead of a line per channel.
-    """
+    """Yields the lines to print for a file: a CTM line per word with `times`, else a line per channel."""
     from asr_am.decode.ctm import FRAME_SHIFT
 
     found = read_audio(path, transcriber.sampling_rate, channels)
@@ -349,26 +319,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", action="store_true", help="print a CTM line for each word")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="audio files")
     options = parser.parse_args(arguments)
-    try:
-        transcriber = load_system(options.model)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    status = 0
-    for path in options.files:
-        try:
-            for line in transcripts(transcriber, path, options.channels, times=options.times):
-                print(line, flush=True)
-        except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            status = 1
-    return status
+
+    def work() -> int:
+        transcriber, status = load_system(options.model), 0
+        for path in options.files:
+            try:
+                for line in transcripts(transcriber, path, options.channels, times=options.times):
+                    print(line, flush=True)
+            except InputError as error:
+                print(f"error: {error}", file=sys.stderr)
+                status = 1
+        return status
+
+    return exit_code("error", work)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # the reader closed the pipe: avoid a second error when stdout is flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    sys.exit(main())

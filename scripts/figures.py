@@ -87,12 +87,7 @@ def architecture() -> str:
 
 
 def stragglers(record: str, out: Path) -> None:
-    """Draws the hours per epoch by slowdown of one GPU, with the published values as lines across the bars.
-
-    Args:
-        record: text of recipes/minicts/TABLES.md, with the table of experiment papers/ibm_table3.
-        out: SVG file to write.
-    """
+    """Draws the hours per epoch in TABLES.md by slowdown of one GPU, with the published values as lines across bars."""
     cells = {(m[1], int(m[2])): (float(m[3]), float(m[4])) for m in ROW.finditer(record)}
     slowdowns = sorted({slowdown for _, slowdown in cells})
     plt.rcParams |= {"svg.hashsalt": "asr_am", "font.size": 9}

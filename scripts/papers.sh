@@ -18,7 +18,7 @@ for table in "${timed[@]}" "${trained[@]}"; do
     [ "$status" -eq 0 ] || missed+=("$table")
     echo "papers: $table took $((SECONDS - begin)) s"
 done
-.venv/bin/python -m asr_am.papers.page exp/minicts
+.venv/bin/python -m asr_am.papers.all_tables exp/minicts
 if [ ${#missed[@]} -gt 0 ]; then
     echo "papers: not all as published, or failed (see above): ${missed[*]}"
     exit 1

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from asr_am.data.ownership import SIGNED
-from asr_am.papers.page import table_files
+from asr_am.papers.all_tables import table_files
 
 ROOT = Path(__file__).resolve().parents[1]
 NONE = "–"

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
             return
         cfgs, first = configurations(overrides, "virtual" if command == "predict" else "process")
         if command == "check":
-            from asr_am.cluster.check import HEAD, check
+            from asr_am.cluster.real_rounds import HEAD, check
 
             for number, found in enumerate(check(cfgs)):
                 print(*([HEAD] if number == 0 else []), found, sep="\n", flush=True)

@@ -39,10 +39,6 @@ MADE = "# made by python -m asr_am.cluster measure"
 def measure(cfg: DictConfig, name: str) -> None:
     """Measures, and writes the two files.
 
-    Args:
-        cfg: the whole configuration: launcher, learners, and the model or a workload with bytes.
-        name: name of the files.
-
     Raises:
         InputError: there are fewer than two learners, or a file of that name is somebody else's.
     """
@@ -65,27 +61,20 @@ def measure(cfg: DictConfig, name: str) -> None:
 
 
 def run_job(cfg: DictConfig, synchronous: bool, job: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Has the learners of `cfg` do a job of `asr_am.cluster.worker`. Returns its result, None on hosts other than 0."""
+    """Has the learners of `cfg` do a job of asr_am.cluster.learner. Returns its result, None on hosts other than 0."""
     from asr_am.distributed.runtime.launcher import launch
 
     options = LaunchOptions.parse(cfg.launcher)
     with TemporaryDirectory(prefix="asr_am.cluster.") as folder:
         path, out = Path(folder) / "job.json", Path(folder) / "result.json"
         path.write_text(json.dumps({**job, "out": str(out)}), encoding="utf-8")
-        command = [sys.executable, "-m", "asr_am.cluster.worker", str(path)]
+        command = [sys.executable, "-m", "asr_am.cluster.learner", str(path)]
         launch(command, cfg.learners // options.nodes, synchronous=synchronous, **options.of_launch())
         return json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
 
 
 def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> tuple[str, str]:
-    """Returns the text of both files.
-
-    Args:
-        name: name of the cluster.
-        found: results of the two jobs.
-        size: bytes of the model that was sent.
-        speed: training frames a second of the model on one core.
-    """
+    """Returns the text of both files, for a model of `size` bytes with `speed` training frames a second on one core."""
     hosts: list[int] = found["hosts"]
     per_host, several = hosts.count(0), max(hosts) > 0
     links = {link: _link(trials, size) for link, trials in found.items() if link in ("host", "nic")}

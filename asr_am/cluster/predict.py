@@ -1,7 +1,5 @@
 """Predicts an epoch under every strategy on a cluster, by number of learners, and says which to take.
 
-    python -m asr_am.cluster predict cluster=mine corpus=an4 corpus.hours=1 learners=4,8,16
-
 The strategies' own code runs on the virtual cluster, for some rounds of an epoch. The batch of all learners
 (train.batch_size) is the same for all numbers of learners, and its computing time is divided among them. Where the
 workload has seconds of a batch, they are those of a learner with the first number. Writes predictions.json and
@@ -47,8 +45,6 @@ class Prediction:
     """An epoch.
 
     Attributes:
-        strategy: name of the strategy.
-        learners: number of learners.
         hours: of the epoch.
         slow_hours: with all learners of one host `SLOW` times slower.
         megabytes: sent per batch of a learner.
@@ -74,10 +70,6 @@ def known_loss(name: str) -> float | None:
 
 def predict(cfgs: Mapping[tuple[str, int], DictConfig], jobs: int) -> list[Prediction]:
     """Returns the predictions for each strategy and number of learners that fit each other. Logs the others.
-
-    Args:
-        cfgs: the whole configuration of each.
-        jobs: number of processes.
 
     Raises:
         InputError: none fits.
@@ -126,10 +118,7 @@ def predict_one(cfg: DictConfig, name: str, learners: int, first: int) -> Predic
 def setting(cfg: DictConfig, learners: int, first: int) -> tuple[Cluster, Workload, int]:
     """Returns the cluster with enough hosts, the workload with seconds per batch of one learner, and updates an epoch.
 
-    Args:
-        cfg: the whole configuration.
-        learners: number of learners.
-        first: number of learners that the seconds of a batch in the workload are for, if it has any.
+    Seconds of a batch that the workload has are those of a learner of `first`.
 
     Raises:
         InputError: the batch cannot be divided, or the workload has no figure for the cluster's devices.

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from asr_am import disk
+from asr_am.dask_jobs.dask_worker import SOFTWARE, StageProcess, run_items
 from asr_am.dask_jobs.encoding import encode
+from asr_am.dask_jobs.job_options import KEYS_COMMAND, JobOptions
 from asr_am.dask_jobs.keys import make_keys, read_keys
-from asr_am.dask_jobs.options import KEYS_COMMAND, JobOptions
 from asr_am.dask_jobs.start import log_to_file, start_cluster
-from asr_am.dask_jobs.worker import SOFTWARE, StageProcess, run_items
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ POLL = 1.0  # seconds between looks at a cluster that gives no result
 class DaskJobs:
     """The connection of a stage to a Dask cluster. The first map starts or finds the cluster.
 
-    Args:
-        options: of group `jobs`.
-        logs: folder of logs, which the workers must see.
+    The workers must see `logs`, the folder of logs.
     """
 
     def __init__(self, options: JobOptions, logs: Path) -> None:
@@ -57,17 +55,11 @@ class DaskJobs:
         self, function: Callable[[Any], Any], tasks: Sequence[Sequence[Any]], jobs: int, description: str,
         count: Callable[[int], None],
     ) -> list[Any]:  # fmt: skip
-        """Computes the results of all items of all tasks on the cluster.
+        """Returns the results of all items of all tasks in their order, computed on the cluster.
 
         Args:
-            function: called for each item.
             tasks: lists of items. A worker takes one list at a time.
-            jobs: number of workers to start.
-            description: of the work, for the dashboard and messages.
             count: called with the number of each task that is finished.
-
-        Returns:
-            The results in the order of the items.
 
         Raises:
             NotSent: function or items cannot be sent.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr_am import disk
-from asr_am.dask_jobs.options import KEYS_COMMAND
+from asr_am.dask_jobs.job_options import KEYS_COMMAND
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:

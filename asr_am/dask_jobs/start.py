@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asr_am.dask_jobs.options import QUEUES, JobOptions
+from asr_am.dask_jobs.job_options import QUEUES, JobOptions
 
 if TYPE_CHECKING:
     from distributed.deploy import Cluster
@@ -20,13 +20,9 @@ WORKER_OPTIONS = {"nthreads": 1, "memory_limit": 0, "dashboard": False}
 
 
 def start_cluster(options: JobOptions, workers: int, security: Security, logs: Path) -> Cluster:
-    """Starts a scheduler and workers of one thread each.
+    """Starts a scheduler and workers of one thread each. A lost worker is started again.
 
-    Args:
-        options: of group `jobs`.
-        workers: their number. A lost one is started again.
-        security: TLS settings, as files that all hosts can read.
-        logs: folder of their logs.
+    All hosts must be able to read the files that `security` names.
 
     Raises:
         Exception: Dask's, if they cannot be started.

@@ -10,6 +10,7 @@ them has a checksum of its own, which is verified when that utterance is read (`
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,11 @@ def file_crc32s(folder: Path, names: Sequence[str]) -> dict[str, int]:
     """Returns the CRC-32 of each of several files in `folder`. Reads four at a time."""
     with ThreadPoolExecutor(4) as pool:  # zlib releases the GIL
         return dict(zip(names, pool.map(file_crc32, [folder / name for name in names]), strict=True))
+
+
+def digest(value: object) -> str:
+    """Returns 16 hexadecimal digits for what an output is made from."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def intact(path: Path) -> Path:

@@ -7,8 +7,8 @@ import os
 import tarfile
 import urllib.request
 import zlib
-from collections.abc import Iterator
-from http.client import HTTPException, HTTPResponse
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from asr_am import disk
@@ -20,24 +20,15 @@ TIMEOUT_SECONDS = 60
 
 
 def download(url: str, target: Path, remedy: str, max_bytes: int) -> None:
-    """Saves `url` as `target`, under a temporary name until it is complete.
-
-    Args:
-        url: the file to download.
-        target: where to save it.
-        remedy: advice for error messages.
-        max_bytes: refuse a larger file.
-
-    Raises:
-        InputError: the file cannot be downloaded completely, or is too large.
-    """
+    """Saves `url` as `target`, under a temporary name until complete. Raises InputError if it fails or is too large."""
     temporary = target.with_name(f"{target.name}.part")  # fixed, so that a retry overwrites it
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, temporary.open("wb") as file:
             expected = int(response.headers.get("Content-Length") or 0)
             blocks = -(-expected // BLOCK_BYTES) or None
-            for block in track(_blocks(response), f"download {target.name} (MB)", total=blocks):
+            parts = iter(partial(response.read, BLOCK_BYTES), b"")
+            for block in track(parts, f"download {target.name} (MB)", total=blocks):
                 file.write(block)
                 if file.tell() > max_bytes:
                     raise InputError(f"{url}: sends more than {max_bytes} bytes; {remedy}")
@@ -53,11 +44,6 @@ def download(url: str, target: Path, remedy: str, max_bytes: int) -> None:
 def unpack(archive: Path, folder: Path, remedy: str) -> None:
     """Unpacks a tar archive into `folder`, where all of it stays: no links out of it, no devices, no absolute paths.
 
-    Args:
-        archive: the archive, compressed or not.
-        folder: made if needed.
-        remedy: advice for error messages.
-
     Raises:
         InputError: the archive is damaged, or has a member that would be outside the folder.
     """
@@ -68,8 +54,3 @@ def unpack(archive: Path, folder: Path, remedy: str) -> None:
         raise InputError(f"{archive}: its member {error.tarinfo.name} is refused ({error}); {remedy}") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
         raise InputError(f"{archive}: cannot be unpacked ({error}); {remedy}") from error
-
-
-def _blocks(response: HTTPResponse) -> Iterator[bytes]:
-    while block := response.read(BLOCK_BYTES):
-        yield block

@@ -6,12 +6,7 @@ from collections.abc import Mapping
 
 
 class IssueCounter:
-    """Issues of one set.
-
-    Attributes:
-        counts: how often each kind of issue was found.
-        first: its first place.
-    """
+    """How often each kind of issue was found in a set, and its first place."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}

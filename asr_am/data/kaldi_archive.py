@@ -37,7 +37,6 @@ class Entry:
     """Place of an entry. Its text form is `path:offset`.
 
     Attributes:
-        path: the archive.
         offset: first byte after the key.
         length: bytes from there on, None if unknown.
         crc32: their CRC-32, None if unknown.
@@ -79,15 +78,9 @@ def write_archive(folder: Path, name: str, entries: Iterable[tuple[str, np.ndarr
 
 
 def read_scp(path: Path, remedy: str) -> dict[str, Entry]:
-    """Reads an index, of ours or Kaldi's.
+    """Returns the place of each key in an index, of ours or Kaldi's.
 
-    Args:
-        path: the .scp file.
-        remedy: advice for error messages.
-
-    Returns:
-        The place of each key. An archive beside the index counts before one that the index names with its folder, which
-        may be that of a copy.
+    An archive beside the index counts before one that the index names with its folder, which may be that of a copy.
 
     Raises:
         InputError: the file is missing, empty or has a malformed line.

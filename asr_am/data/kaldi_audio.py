@@ -42,6 +42,7 @@ MIN_DURATION = 0.001  # of an utterance, in seconds
 STARTED_IN = (Path(os.environ.get("ASR_AM_STARTED_IN", "")), Path())
 SILENCE = "digital silence: left out"
 MISSING = "missing audio: left out"
+UNREADABLE = "audio that cannot be read: left out"
 SIXTEEN_BITS = ("PCM_S8", "PCM_16", "MPEG_LAYER_III")  # (almost) lossless as 16-bit integers
 
 
@@ -60,7 +61,6 @@ class AudioOptions:
     Attributes:
         root: folder that relative paths begin at. None: the data directory, the nearest folder above it that has the
             file, or the folder where the user stands.
-        allow_pipes: run commands.
         copies: folder for audio that cannot be read in place (made if needed).
     """
 
@@ -71,14 +71,7 @@ class AudioOptions:
 
 @dataclass(frozen=True)
 class ScpRecording:
-    """A line of wav.scp with its utterances.
-
-    Attributes:
-        name: recording id.
-        entry: the line.
-        channel: channel of the call that it is, None if unknown.
-        spans: ids and times of its utterances.
-    """
+    """A line of wav.scp, the channel of the call that it is, if known, and ids and times of its utterances."""
 
     name: str
     entry: TableEntry
@@ -174,7 +167,7 @@ def _check_samples(recording: Recording, checked: CheckedRecording) -> None:
     ]
     # One by one, so that a file with a damaged end loses only utterances there. A command is run once for all.
     for batch in [[segment] for segment in segments] if is_plain_file(recording) else [segments]:
-        unread = {segment.id: ("audio that cannot be read: left out", segment.id) for segment in batch}
+        unread = {segment.id: (UNREADABLE, segment.id) for segment in batch}
         try:
             for segment, samples_N in read_utterances(recording, batch):
                 del unread[segment.id]
@@ -214,13 +207,9 @@ def _speaking(recording: Recording, segment: SupervisionSegment) -> tuple[str, s
 
 
 def open_recording(name: str, entry: TableEntry, options: AudioOptions) -> tuple[Recording, int | None]:
-    """Opens the recording of a line of wav.scp.
+    """Opens the recording of a line of wav.scp. Raises AudioProblem if it cannot be used.
 
-    Returns:
-        The recording, and the channel that its command selects, if any.
-
-    Raises:
-        AudioProblem: it cannot be used.
+    Returns it, and the channel that its command selects, if any.
     """
     if not entry.value.endswith("|"):
         return _open_named(name, entry, entry.value, options), None
@@ -318,9 +307,10 @@ def _from_file(name: str, entry: TableEntry, path: Path, options: AudioOptions) 
         reason = "damaged, empty, without a header or of an unknown format"
         if _is_mpeg4(path):
             reason = "AAC or other MPEG-4 audio, which is not read; convert it with ffmpeg to flac or wav"
-        raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {path}: {reason}") from error
+        raise AudioProblem(UNREADABLE, f"{entry.where}: {path}: {reason}") from error
     header = soundfile.info(path)
-    return _recording(name, entry, AudioSource("file", list(range(header.channels)), str(path)), header)
+    source = AudioSource("file", list(range(header.channels)), str(path))
+    return _recording(name, entry, source, header.frames, header.samplerate)
 
 
 def _is_mpeg4(path: Path) -> bool:
@@ -337,7 +327,7 @@ def _decompress(path: Path, entry: TableEntry, options: AudioOptions) -> Path:
     try:
         samples_NC, rate = read_shortened(path)
     except InputError as error:
-        raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {error}") from error
+        raise AudioProblem(UNREADABLE, f"{entry.where}: {error}") from error
     mu_law = sphere_header(path)[0]["sample_coding"].startswith("ulaw")
     return _write_copy(entry, options, rate, samples_NC.shape[1], "ULAW" if mu_law else "PCM_16", [samples_NC])
 
@@ -351,7 +341,7 @@ def _decode(path: Path, entry: TableEntry, options: AudioOptions) -> Path:
         try:
             yield from decode_blocks(path)
         except InputError as error:
-            raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {error}") from error
+            raise AudioProblem(UNREADABLE, f"{entry.where}: {error}") from error
 
     return _write_copy(entry, options, header.samplerate, header.channels, subtype, blocks())
 
@@ -393,21 +383,14 @@ def _from_command(name: str, entry: TableEntry, options: AudioOptions) -> Record
                 what = "command whose audio goes on after the samples that its header gives: left out"
                 raise AudioProblem(what, f"{entry.where}: let it write a complete header")
             frames = len(file.read(dtype="int16", always_2d=True))  # headers of streams may be wrong
-            header = _Header(frames, file.samplerate, file.channels)
+            rate, channels = file.samplerate, list(range(file.channels))
     except (soundfile.SoundFileError, RuntimeError) as error:
         reason = said or "no audio came out"
         raise AudioProblem("command that gives no audio: left out", f"{entry.where}: {reason}") from error
     if done.returncode not in (0, *STOPPED_READING):
         reason = f"exit status {done.returncode}{': ' + said if said else ''}"
         raise AudioProblem("command that fails: left out", f"{entry.where}: {reason}")
-    return _recording(name, entry, AudioSource("command", list(range(header.channels)), command), header)
-
-
-@dataclass(frozen=True)
-class _Header:
-    frames: int
-    samplerate: int
-    channels: int
+    return _recording(name, entry, AudioSource("command", channels, command), frames, rate)
 
 
 def _from_archive(name: str, entry: TableEntry, path: Path, offset: int, options: AudioOptions) -> Recording:
@@ -419,7 +402,7 @@ def _from_archive(name: str, entry: TableEntry, path: Path, offset: int, options
         if content[1].dtype not in (np.int16, np.float32, np.float64):  # of mu-law, kaldiio returns the codes
             raise ValueError("samples of another width")
     except Exception as error:  # kaldiio and its wav readers raise anything
-        raise AudioProblem("audio that cannot be read: left out", f"{entry.where}: {path}:{offset}") from error
+        raise AudioProblem(UNREADABLE, f"{entry.where}: {path}:{offset}") from error
     rate, samples = content
     channels = 1 if samples.ndim == 1 else samples.shape[1]
     subtype = "PCM_16" if samples.dtype == np.int16 else "FLOAT"
@@ -427,10 +410,7 @@ def _from_archive(name: str, entry: TableEntry, path: Path, offset: int, options
     return _from_file(name, entry, copy, options)
 
 
-def _recording(
-    name: str, entry: TableEntry, source: AudioSource, header: soundfile._SoundFileInfo | _Header
-) -> Recording:
-    if header.frames == 0:
+def _recording(name: str, entry: TableEntry, source: AudioSource, frames: int, rate: int) -> Recording:
+    if frames == 0:
         raise AudioProblem("audio without samples: left out", f"{entry.where}: {source.source}")
-    duration = header.frames / header.samplerate
-    return Recording(name, [source], header.samplerate, header.frames, duration, channel_ids=source.channels)
+    return Recording(name, [source], rate, frames, frames / rate, channel_ids=source.channels)

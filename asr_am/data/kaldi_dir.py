@@ -29,8 +29,6 @@ class UtteranceSpan(NamedTuple):
     """Part of a recording that is an utterance.
 
     Attributes:
-        recording: recording id.
-        start: seconds.
         end: seconds, None for the end of the recording.
         channel: fifth field of segments, None if absent.
         where: `file:line` of segments, if there is one.
@@ -48,11 +46,8 @@ class KaldiDir:
     """Tables of a data directory.
 
     Attributes:
-        folder: the directory.
         audio: wav.scp by recording.
         spans: segments by utterance.
-        text: transcripts by utterance.
-        speaker: speaker of each utterance.
         gender: F or M by speaker.
         sides: file and channel (0, 1) in NIST's files of each recording in reco2file_and_channel.
     """

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import SEEK_CUR, SEEK_END
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import soundfile
@@ -36,15 +36,6 @@ WITH_SOUND = (b"data", b"SSND", b"RIFF", b"RIFX", b"FORM")  # chunks: another on
 ID3, ID3_HEADER, ID3_FOOTER_FLAG = b"ID3", 10, 0x10
 
 
-class Header(Protocol):
-    """The length that a header claims."""
-
-    @property
-    def frames(self) -> int: ...
-    @property
-    def samplerate(self) -> int: ...
-
-
 class _ForwardReader(soundfile.SoundFile):
     """Sequential reader. soundfile seeks after each read, which libsndfile cannot do at an end it did not know."""
 
@@ -52,7 +43,7 @@ class _ForwardReader(soundfile.SoundFile):
         return False
 
 
-def is_endless(header: Header) -> bool:
+def is_endless(header: soundfile.SoundFile | soundfile._SoundFileInfo) -> bool:
     """True if the header claims more than a recording can have, as headers without a known length do."""
     return header.frames > MAX_SECONDS * header.samplerate
 
@@ -76,7 +67,8 @@ def is_truncated(path: Path) -> bool:
     with path.open("rb") as file:
         magic = file.read(12)
         if magic.startswith(b"RIFF") and magic.endswith(b"WAVE"):
-            end = _riff_end(file)
+            data = _find_chunk(file, "<", b"data")
+            end = data.begin + data.size if data else None
         elif magic.startswith(b"NIST_1A\n"):
             end = _sphere_end(magic + file.read(1 << 14))
         else:
@@ -173,11 +165,7 @@ def _find_chunk(file: BinaryIO, order: str, wanted: bytes) -> _Data | None:
 
 @contextmanager
 def completed(path: Path) -> Iterator[Path]:
-    """Yields a file whose header counts all samples: `path`, or a temporary copy.
-
-    Raises:
-        InputError: the header cannot be completed here.
-    """
+    """Yields `path`, or a temporary copy whose header counts all samples. Raises InputError if that cannot be made."""
     if not hides_samples(path):
         yield path
         return
@@ -208,12 +196,6 @@ def _complete_sphere(file: BinaryIO, data: _Data, total: int) -> None:
     new = re.sub(rb"(?m)^sample_count -i \d+", b"sample_count -i %d" % ((total - data.begin) // width), header)
     file.seek(0)
     file.write(new[: data.begin].ljust(data.begin))
-
-
-def _riff_end(file: BinaryIO) -> int | None:
-    """Returns the byte after the last sample, None if unknown."""
-    data = _find_chunk(file, "<", b"data")
-    return data.begin + data.size if data else None
 
 
 def _sphere_end(header: bytes) -> int | None:

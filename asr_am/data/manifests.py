@@ -61,10 +61,7 @@ def write_set(
 def read_recordings(data_dir: Path, subset: str, *, allow_commands: bool = False) -> RecordingSet:
     """Reads the recordings of `subset` with absolute audio paths.
 
-    Args:
-        data_dir: output of stage data.
-        subset: name of the set.
-        allow_commands: accept sources that are commands, which run whenever the audio is read.
+    Sources may be commands, which run whenever the audio is read, if that is allowed.
 
     Raises:
         InputError: the manifest is missing or damaged, or has audio that is not a file.

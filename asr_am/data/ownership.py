@@ -44,13 +44,7 @@ def files_in(folder: Path) -> Iterator[str]:
 
 
 def refuse_foreign(folder: Path, ours: Iterable[str], reason: str) -> None:
-    """Raises InputError if a folder has a file that is not among `ours`.
-
-    Args:
-        folder: an output of this program. It need not exist.
-        ours: relative names of the files that the program has made.
-        reason: what is about to be done with the folder, for the message.
-    """
+    """Raises InputError if a folder exists and has a file that is not among `ours`. The message has the `reason`."""
     foreign = sorted(set(files_in(folder)) - set(ours))
     if foreign:
         more = f" and {len(foreign) - 1} more files" if len(foreign) > 1 else ""

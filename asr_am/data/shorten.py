@@ -58,10 +58,7 @@ def is_shortened(path: Path) -> bool:
 
 
 def read_shortened(path: Path) -> tuple[np.ndarray, int]:
-    """Decompresses a sphere file.
-
-    Returns:
-        Samples, int16 [N, C], and the sampling rate.
+    """Decompresses a sphere file. Returns samples, int16 [N, C], and the sampling rate.
 
     Raises:
         InputError: the file is damaged or of a kind that LDC's discs do not have.
@@ -203,19 +200,13 @@ def _read_block(
     stream_B: np.ndarray, position: int, function: int, mean: int, samples_S: np.ndarray, past: int,
     coefficient_O: np.ndarray,
 ) -> tuple[int, int]:  # fmt: skip
-    """Reads the residuals of a block and adds the prediction to them.
+    """Reads the residuals of a block and adds the prediction to them. Returns the next position and what is wrong.
 
     Args:
-        stream_B: the compressed file.
         position: of the block, in bits.
         function: prediction, one of DIFF0 to DIFF3, QLPC and ZERO.
-        mean: of the last blocks.
         samples_S: `past` samples of the blocks before, then those of this one, which are filled in.
         past: number of samples before the block.
-        coefficient_O: storage for coefficients.
-
-    Returns:
-        Position after the block, and what is wrong.
     """
     if function == ZERO:
         samples_S[past:] = 0

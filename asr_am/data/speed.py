@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:
-    from lhotse import Recording, SupervisionSegment
+    from lhotse import SupervisionSegment
 
 SLOWEST, FASTEST = 0.5, 2.0
 PREFIX = re.compile(r"^sp\d+(\.\d+)?-")  # of the ids and speakers of copies
@@ -41,12 +41,6 @@ def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allo
     """Adds to a set a copy of all its utterances for each factor (1.1: faster by a tenth).
 
     As in Kaldi, ids and speakers of copies begin with `sp<factor>-`: another pitch counts as another speaker.
-
-    Args:
-        data_dir: output of stage data.
-        subset: name of the set.
-        factors: speeds of the copies.
-        allow_commands: as for `read_recordings`.
     """
     from asr_am.data.manifests import read_recordings, read_supervisions, write_set
 
@@ -54,13 +48,12 @@ def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allo
     recordings = list(read_recordings(data_dir, subset, allow_commands=allow_commands))
     segments = list(read_supervisions(data_dir, subset))
     rates = {recording.id: recording.sampling_rate for recording in recordings}
-    copies = [_faster_recording(recording, factor) for factor in factors for recording in recordings]
+    copies = [
+        replace(recording.perturb_speed(factor, affix_id=False), id=f"sp{factor}-{recording.id}")
+        for factor in factors for recording in recordings
+    ]  # fmt: skip
     segment_copies = [_faster_segment(segment, factor, rates) for factor in factors for segment in segments]
     write_set(data_dir, subset, recordings + copies, segments + segment_copies)
-
-
-def _faster_recording(recording: Recording, factor: float) -> Recording:
-    return replace(recording.perturb_speed(factor, affix_id=False), id=f"sp{factor}-{recording.id}")
 
 
 def _faster_segment(segment: SupervisionSegment, factor: float, rates: dict[str, int]) -> SupervisionSegment:

@@ -44,12 +44,6 @@ def validate_data_dir(
     text, audio has the rate, channels and length of its manifest. Dev and test: the reference matches the utterances,
     and no speaker is in train. Lexicon and LM texts: present and UTF-8 (stage lang parses them).
 
-    Args:
-        data_dir: output of stage data.
-        sets: names of the sets.
-        jobs: number of processes.
-        allow_commands: as for `read_recordings`.
-
     Raises:
         InputError: with file, utterance and remedy, for the first problem.
     """

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.report.markup import table
-from asr_am.report.results import read_json
+from asr_am.report.results import read_record
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,6 @@ class Cell:
     """A cell of a table, or several that one run gives.
 
     Attributes:
-        options: overrides of the configuration.
-        work: more about the run, as the table's `work`.
         published: the paper's value of each measure. None: the paper shows it in a figure only, so ours stands alone.
         relative_to: another cell. Ours is divided by its value, and the published value by its published one, if any.
         fits: a constant that was fitted on this cell, as file.constant. Without one the cell is a prediction.
@@ -38,21 +36,17 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of a paper, the section `table` of conf/experiment.
+class PaperTable:
+    """A table of a paper, the section `table` of conf/experiment. `work` has options of its runs, see members.py.
 
     Attributes:
-        title: which table of which paper.
         member: how a cell is run: an `epoch` of a strategy or steps of `parallax` on a virtual cluster, both without a
             model, or `train`, the recipe.
         within: largest factor between a published value and ours, above 1.
-        cells: by name.
-        work: options of the runs, see asr_am/papers/members.py.
         seeds: each cell is run with these, and has their mean.
         restates: measures that say the same as another one of their cell.
         rising: lists of cells in which a measure must rise with every seed, by measure.
         first: cells that run before the others, which need them.
-        note: known deviations and their reasons.
     """
 
     title: str
@@ -67,7 +61,7 @@ class Table:
     note: str = ""
 
     @classmethod
-    def build(cls, values: Mapping[str, Any]) -> Table:
+    def build(cls, values: Mapping[str, Any]) -> PaperTable:
         """Builds a table from plain values. Raises InputError for an unknown option or a cell that does not exist."""
         cells = {name: build(Cell, cell, f"table.cells.{name}") for name, cell in values.get("cells", {}).items()}
         table = build(cls, {**values, "cells": cells}, "table")
@@ -88,12 +82,9 @@ class Row:
     """A published value and ours.
 
     Attributes:
-        cell: name of the cell.
-        measure: what is measured.
         published: the paper's value, None if the paper prints none.
         ours: with each seed. Empty if a run has failed.
         limit: largest factor between both, None if it is not judged.
-        fits: the constant that was fitted on it.
         independent: no other row says the same.
     """
 
@@ -122,13 +113,8 @@ class Row:
         return self.mean == 0 if self.ratio is None else 1 / self.limit <= self.ratio <= self.limit
 
 
-def rows(table: Table, found: Mapping[str, Sequence[Measures]]) -> list[Row]:
-    """Returns the rows of a table.
-
-    Args:
-        table: the table.
-        found: measures of the runs of each cell, one for each seed. Cells with a failed run are missing.
-    """
+def rows(table: PaperTable, found: Mapping[str, Sequence[Measures]]) -> list[Row]:
+    """Returns the rows of a table, given the measures of each cell by seed. Cells with a failed run are missing."""
     made = []
     for name, cell in table.cells.items():
         for measure, published in cell.published.items():
@@ -156,7 +142,7 @@ def _ours(found: Mapping[str, Sequence[Measures]], name: str, cell: Cell, measur
     return [run[measure] / other[measure] for run, other in zip(own, base, strict=True)]
 
 
-def unmet(table: Table, found: Mapping[str, Sequence[Measures]]) -> list[str]:
+def unmet(table: PaperTable, found: Mapping[str, Sequence[Measures]]) -> list[str]:
     """Returns a message for each value that is too far from the published one and each order that does not hold."""
     made = rows(table, found)
     messages = [
@@ -177,13 +163,7 @@ def unmet(table: Table, found: Mapping[str, Sequence[Measures]]) -> list[str]:
 
 @dataclass(frozen=True)
 class MadeTable:
-    """A table that was made, as table.json has it.
-
-    Attributes:
-        title: which table of which paper.
-        rows: its rows.
-        unmet: values and orders that are not as published.
-    """
+    """A table that was made, as table.json has it."""
 
     title: str
     rows: list[Row]
@@ -192,7 +172,7 @@ class MadeTable:
     @classmethod
     def read(cls, path: Path) -> MadeTable:
         """Reads a table.json. Raises InputError if it is missing or damaged."""
-        record = read_json(path)
+        record = read_record(path)
         try:
             kept = [{each.name: row[each.name] for each in fields(Row)} for row in record["rows"]]
             found = {"title": record["title"], "unmet": record["unmet"]}

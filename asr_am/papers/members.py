@@ -32,11 +32,9 @@ DIVERGED = "lower schedule.base"  # in the error of a training whose loss or gra
 
 @dataclass(frozen=True)
 class EpochWork:
-    """Options of member `epoch`.
+    """Options of member `epoch`: `steps` of each learner are simulated, of the `epoch_steps` of an epoch.
 
     Attributes:
-        steps: steps of each learner that are simulated.
-        epoch_steps: steps of each learner in an epoch.
         elements: of the vector that stands for the model. More are needed if the strategy splits it into shards.
         density: share of each gradient that exceeds any threshold.
     """
@@ -49,14 +47,7 @@ class EpochWork:
 
 @dataclass(frozen=True)
 class ParallaxWork:
-    """Options of member `parallax`.
-
-    Attributes:
-        model: sizes, see asr_am/parallax/throughput.py.
-        parallax: options, see asr_am/parallax/config.py.
-        examples: of a batch.
-        steps: that are timed.
-    """
+    """Options of member `parallax`: a `SizedModel`, a `Config`, the examples of a batch, and the steps to time."""
 
     model: dict[str, Any]
     examples: int
@@ -86,13 +77,9 @@ class Member:
 
     Attributes:
         name: of the run, in the whole table.
-        kind: as `member` of the table.
         folder: where a run on a virtual cluster is kept.
-        work: its options.
         config: values of the sections cluster, workload and strategy, and of learners, seed and the names of corpus and
             language models.
-        overrides: of the configuration.
-        corpus_dir: exp/<corpus>.
     """
 
     name: str
@@ -186,27 +173,18 @@ def simulate_parallax(member: Member) -> dict[str, float]:
     hardware, workload = _virtual(member)
     learners = member.config["learners"]
     config = build(Config, work.parallax, "table.work.parallax")
-    step = time_steps(model, config, hardware, workload, learners, work.steps, member.config["seed"])
+    seconds, sent = time_steps(model, config, hardware, workload, learners, work.steps, member.config["seed"])
     return {
-        "step_seconds": step.seconds,
-        "throughput": learners * work.examples / step.seconds,
-        "speed_up": learners * workload.seconds(hardware.device, 1, 1) / step.seconds,
-        "megabytes_sent": step.bytes_sent / 1e6,
-        "megabytes_moved": 2 * step.bytes_sent / 1e6,
+        "step_seconds": seconds,
+        "throughput": learners * work.examples / seconds,
+        "speed_up": learners * workload.seconds(hardware.device, 1, 1) / seconds,
+        "megabytes_sent": sent / 1e6,
+        "megabytes_moved": 2 * sent / 1e6,
     }
 
 
 def recipe(corpus: str, arguments: Sequence[str], output: Path | None = None) -> None:
-    """Runs a recipe.
-
-    Args:
-        corpus: its name.
-        arguments: of run.sh.
-        output: file for what it prints, None to print it.
-
-    Raises:
-        InputError: it failed.
-    """
+    """Runs run.sh of a recipe, which prints into the file `output` if there is one. Raises InputError if it fails."""
     command = [str(ROOT / "recipes" / corpus / "run.sh"), *arguments]
     if not Path(command[0]).exists():
         raise InputError(f"{command[0]} does not exist; run this in a checkout, with a corpus that has a recipe")

@@ -28,9 +28,9 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.papers.cells import Measures, Row, Table, count_predictions, format_rows, rows, unmet
+from asr_am.papers.cells import Measures, PaperTable, Row, count_predictions, format_rows, rows, unmet
 from asr_am.papers.members import WORK, Member, plain_name, recipe
-from asr_am.papers.plots import plot_table
+from asr_am.papers.table_plot import plot_table
 from asr_am.parallel import Failure, isolated_map
 from asr_am.report.markup import code, literal
 from asr_am.stages.app import ends_on_signals, given_overrides, reports_errors
@@ -56,11 +56,11 @@ def experiment_of(overrides: Sequence[str]) -> str:
     raise InputError("which table? Give +experiment=papers/NAME, a file of conf/experiment/papers that has a table")
 
 
-def read_table(cfg: DictConfig, experiment: str) -> Table:
+def read_table(cfg: DictConfig, experiment: str) -> PaperTable:
     """Returns the section `table`. Raises InputError if there is none, or it is wrong."""
     if OmegaConf.select(cfg, TABLE) is None:
         raise InputError(f"experiment={experiment}: conf/experiment/{experiment}.yaml has no section `table`")
-    return Table.build(values(cfg.table))
+    return PaperTable.build(values(cfg.table))
 
 
 def for_recipe(overrides: Sequence[str]) -> list[str]:
@@ -68,17 +68,8 @@ def for_recipe(overrides: Sequence[str]) -> list[str]:
     return [*(word for word in overrides if not word.startswith((f"{TABLE}.", "nj="))), f"{TABLE}=null"]
 
 
-def members(table: Table, cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[Member]]:
-    """Returns the runs of each cell, one for each seed. Call it where configurations can be composed.
-
-    Args:
-        table: the table.
-        cfg: the experiment's configuration.
-        overrides: those of the command.
-
-    Raises:
-        InputError: an option of a cell is wrong.
-    """
+def members(table: PaperTable, cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[Member]]:
+    """Returns the runs of each cell by seed. Raises InputError for a wrong option. Call it where one can compose."""
     stem, root = Path(experiment_of(overrides)).name, corpus_dir(cfg)
     made: dict[str, list[Member]] = {}
     for name, cell in table.cells.items():
@@ -96,7 +87,7 @@ def members(table: Table, cfg: DictConfig, overrides: Sequence[str]) -> dict[str
     return made
 
 
-def run_all(table: Table, runs: Mapping[str, Sequence[Member]], jobs: int) -> dict[str, Outcome]:
+def run_all(table: PaperTable, runs: Mapping[str, Sequence[Member]], jobs: int) -> dict[str, Outcome]:
     """Runs all members, those of `table.first` before the others. Returns their outcomes by name."""
     outcomes: dict[str, Outcome] = {}
     for wave in (table.first, [name for name in table.cells if name not in table.first]):
@@ -118,7 +109,7 @@ def fitted(runs: Mapping[str, Sequence[Member]]) -> list[str]:
     return found
 
 
-def check_fitted(table: Table, constants: Sequence[str]) -> None:
+def check_fitted(table: PaperTable, constants: Sequence[str]) -> None:
     """Raises InputError if a cell names a constant that is not marked as fitted."""
     for name, cell in table.cells.items():
         if cell.fits is not None and cell.fits not in constants:
@@ -139,16 +130,10 @@ def collect(
     return found, sorted(commits)
 
 
-def describe(table: Table, made: Sequence[Row], problems: Sequence[str], constants: Sequence[str], made_by: str) -> str:
-    """Returns the table as Markdown.
-
-    Args:
-        table: the table.
-        made: its rows.
-        problems: values and orders that are not as published.
-        constants: that were fitted.
-        made_by: command.
-    """
+def describe(
+    table: PaperTable, made: Sequence[Row], problems: Sequence[str], constants: Sequence[str], made_by: str
+) -> str:
+    """Returns the table as Markdown."""
     independent, predictions = count_predictions(made)
     counted = "1 constant" if len(constants) == 1 else f"{len(constants)} constants"
     many = f"{counted} fitted ({', '.join(constants)})" if constants else "No constant fitted"

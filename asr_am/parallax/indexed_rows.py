@@ -20,12 +20,7 @@ WireDtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class IndexedRows:
-    """Rows of a parameter with their row numbers.
-
-    Attributes:
-        numbers: Row numbers, int64 [K], distinct and ascending.
-        values: Rows [K, D].
-    """
+    """Rows [K, D] of a parameter with their row numbers, int64 [K], distinct and ascending."""
 
     numbers: Tensor
     values: Tensor
@@ -39,28 +34,16 @@ class IndexedRows:
         return torch.linalg.vector_norm(self.values, dtype=torch.float64).square()
 
     def part(self, server: int, servers: int, count: int) -> IndexedRows:
-        """Returns the rows that live on a server, numbered as they are there.
-
-        Args:
-            server: Index of the server, below `servers`.
-            servers: Number of servers, S.
-            count: Number of rows of the parameter, V.
-        """
+        """Returns the rows, of a parameter with `count`, that live on one of `servers`, numbered as they are there."""
         positions = row_positions(self.numbers, server, servers, count)
         return IndexedRows(self.numbers[positions] // servers, gather(self.values, positions))
 
 
 def row_positions(numbers: Tensor, server: int, servers: int, count: int) -> Tensor | slice:
-    """Returns the positions in `numbers` of the rows that live on a server.
+    """Returns the positions in `numbers` [K] of the rows, of a parameter with `count`, that live on one of `servers`.
 
     Row r lives on server r mod S, as row r // S. This balances bytes for every parameter. It also balances traffic,
     because vocabularies list frequent words first.
-
-    Args:
-        numbers: Row numbers [K].
-        server: Index of the server, below `servers`.
-        servers: Number of servers, S.
-        count: Number of rows of the parameter, V.
     """
     if len(numbers) == count:
         return slice(server, None, servers)
@@ -105,49 +88,25 @@ def merge(parts: Sequence[IndexedRows], count: int) -> IndexedRows:
     return IndexedRows(numbers, values)
 
 
-@dataclass
-class MergeCost:
-    """Number of elements that a sum adds in sequence, and by row number."""
+def accumulate(parts: Sequence[IndexedRows], count: int, each: bool, team: Team, kind: CostKind) -> IndexedRows:
+    """Returns the sum of gradients of a parameter with V = `count` rows. Its time passes on a virtual cluster.
 
-    in_sequence: int = 0
-    scattered: int = 0
-
-    def add(self, rows: IndexedRows, count: int) -> None:
-        """Counts rows of a parameter with `count` rows."""
-        if len(rows) == count:
-            self.in_sequence += rows.values.numel()
-        else:
-            self.scattered += rows.values.numel()
-
-    def simulate(self, team: Team, kind: CostKind) -> None:
-        """Lets the time for it pass on a virtual cluster."""
-        for count, scattered in ((self.in_sequence, False), (self.scattered, True)):
-            if count:
-                team.simulate_cost(kind, count, scattered)
-
-
-def accumulate(parts: Sequence[IndexedRows], count: int, each: bool) -> tuple[IndexedRows, MergeCost]:
-    """Sums rows.
-
-    Args:
-        parts: Gradients of the same parameter.
-        count: Number of rows of the parameter, V.
-        each: Adds one part after the other to a running sum, like an accumulator that is given them one at a time. If
-            False, adds all at once, which reads each element once. Both give the same rows.
-
-    Returns:
-        The sum, and its cost.
+    With `each`, adds one part after the other to a running sum, like an accumulator that is given them one at a time.
+    Else adds all at once, which reads each element once. Both give the same rows.
     """
-    cost = MergeCost()
-    for part in parts:
-        cost.add(part, count)
-    if not each:
-        return merge(parts, count), cost
-    total = parts[0]
-    for part in parts[1:]:
-        total = merge([total, part], count)
-        cost.add(total, count)
-    return total, cost
+    read = list(parts)
+    if each:
+        total = parts[0]
+        for part in parts[1:]:
+            total = merge([total, part], count)
+            read.append(total)
+    else:
+        total = merge(parts, count)
+    for scattered in (False, True):  # elements added in sequence, and by row number
+        elements = sum(rows.values.numel() for rows in read if (len(rows) != count) == scattered)
+        if elements:
+            team.simulate_cost(kind, elements, scattered)
+    return total
 
 
 # Serialisation. Messages hold float32 and int32 tensors only, so other types travel as int32 tensors of equal bits.

@@ -21,7 +21,7 @@ from asr_am.distributed.team import Team, Work
 from asr_am.errors import InputError
 from asr_am.parallax.config import Config
 from asr_am.parallax.indexed_rows import IndexedRows
-from asr_am.parallax.placement import Placement, PlacementPlan
+from asr_am.parallax.placement import PlacementPlan
 from asr_am.parallax.replicated_table import ReplicatedTable
 from asr_am.parallax.row_messages import Table, make_messenger
 from asr_am.parallax.row_optimizer import OptimizerSpec
@@ -34,27 +34,13 @@ DENSE = "all dense parameters"  # name of their table on servers, with hybrid=Fa
 
 
 class PartitionedModel:
-    """A model in parts: dense parameters in one flat tensor, sparse ones on servers or replicated.
-
-    Attributes:
-        params: The dense parameters, with weights and gradients [N].
-        reduced_bytes: Bytes that a learner sends in the all-reduce of one step.
-    """
+    """A model in parts: dense parameters in one flat tensor `params` [N], sparse ones on servers or replicated."""
 
     def __init__(
         self, model: nn.Module, plan: PlacementPlan, team: Team, spec: OptimizerSpec, config: Config,
         counts: Counter[str],
     ) -> None:  # fmt: skip
-        """Takes the sparse parameters out of the model and makes servers and replicas for them.
-
-        Args:
-            model: The model, changed in place.
-            plan: Placement of each parameter.
-            team: The learners.
-            spec: Optimizer to apply to all parameters.
-            config: Options of Parallax.
-            counts: Byte counts to add to.
-        """
+        """Takes the sparse parameters out of the model, in place, and makes servers and replicas for them."""
         self._model, self._team, self._config, self._counts = model, team, config, counts
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self._first_names = first_names(model)
@@ -62,12 +48,11 @@ class PartitionedModel:
         initial = {one.name: dict(model.named_parameters())[one.name].detach() for one in plan.sparse}
         self._replicas = {
             one.name: ReplicatedTable(
-                team, _table(one), one.method, initial[one.name].reshape(one.rows, -1).clone(), spec, counts,
-                config.moving_average,
+                team, one.method, initial[one.name].reshape(one.rows, -1).clone(), spec, counts, config.moving_average
             )
             for one in plan.sparse if one.method != "servers"
         }  # fmt: skip
-        tables = [_table(one) for one in on_servers]
+        tables = [Table(one.name, one.rows, one.width) for one in on_servers]
         fetch: dict[str, Callable[[Tensor], Tensor]] = {name: r.fetch for name, r in self._replicas.items()}
         fetch |= {one.name: partial(self._fetch, k) for k, one in enumerate(on_servers)}
         self._sparse_weights = {name: _replace_parameter(model, name, fetch[name]) for name in initial}
@@ -86,7 +71,7 @@ class PartitionedModel:
         self._ranks = place_servers(team.hosts, config.servers)
         if tables:
             self._make_server_and_worker(weights, spec, counts)
-        share = 2 * (team.size - 1) / team.size
+        share = 2 * (team.size - 1) / team.size  # that a learner sends in the all-reduce of one step
         self.reduced_bytes = round(share * self.params.g.nbytes) if config.hybrid else 0
 
     def _make_server_and_worker(self, weights: list[Tensor], spec: OptimizerSpec, counts: Counter[str]) -> None:
@@ -261,10 +246,6 @@ def first_names(model: nn.Module) -> dict[str, str]:
     """Maps every name of a parameter to its first name. Tied parameters have several."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
-
-
-def _table(placement: Placement) -> Table:
-    return Table(placement.name, placement.rows, placement.width)
 
 
 def _replace_parameter(model: nn.Module, name: str, fetch: Callable[[Tensor], Tensor]) -> SparseWeight:

@@ -16,14 +16,7 @@ Method = Literal["all-reduce", "all-gather", "servers"]
 
 
 def transfer(method: Method, alpha: float, count: float, learners: int) -> float:
-    """Returns the bytes that a learner transfers in a step for one parameter.
-
-    Args:
-        method: How gradients are exchanged.
-        alpha: Share of rows that a learner touches, α.
-        count: Bytes of the parameter, b.
-        learners: Number of learners, N.
-    """
+    """Returns the bytes that a learner transfers in a step for one parameter of `count` bytes."""
     if method == "all-reduce":
         return 2 * (learners - 1) / learners * count
     return 2 * alpha * count * (learners - 1 if method == "all-gather" else 1)
@@ -40,12 +33,10 @@ class Placement:
     """Decision for one parameter [V, *T].
 
     Attributes:
-        name: Name in the model.
         rows: Number of rows, V.
         width: Elements of a row, D.
         alpha: Measured share of touched rows. 1 for dense parameters.
         sparse: True if the model reads the parameter by lookups only, and not all rows.
-        method: How its gradients are exchanged.
     """
 
     name: str
@@ -104,9 +95,6 @@ def make_placement_plan(
     Args:
         shapes: Name, V and D of each parameter.
         alphas: Share of touched rows of each parameter, the mean over learners.
-        sparse: True for each parameter that is only looked up.
-        learners: Number of learners, N.
-        method: Method of all sparse parameters. None selects the cheapest one for each.
         hybrid: See `Config.hybrid`. If False, every parameter lives on servers.
     """
     placements = []

@@ -22,14 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def plan_parameters(model: nn.Module, loss: LossFn, batch: Any | None, team: Team, config: Config) -> PlacementPlan:
-    """Probes the model on a batch of each learner, and selects a method for each parameter. All learners call it.
+    """Probes the model on a batch of each learner that has one, and selects a method for each parameter.
 
-    Args:
-        model: The model, the same on all learners.
-        loss: Its loss.
-        batch: This learner's batch, None if it has none.
-        team: The learners.
-        config: Options.
+    All learners call it.
 
     Raises:
         InputError: The learners begin with different weights, or `Config.dense` names an unknown parameter.
@@ -38,7 +33,7 @@ def plan_parameters(model: nn.Module, loss: LossFn, batch: Any | None, team: Tea
     parameters = trainable(model)
     names = [name for name, _ in parameters]
     stats = [AccessStats(0.0, False)] * len(names) if batch is None else probe(model, loss, batch)
-    row = [float(batch is not None), *(x for one in stats for x in (one.alpha, float(one.lookups_only)))]
+    row = [float(batch is not None), *(float(x) for one in stats for x in one)]
     rows = team.gather(torch.tensor(row, dtype=torch.float64)).values()
     all_stats = torch.stack([row[1:].view(-1, 2) for row in rows if row[0]])
     alphas, lookups_only = all_stats[:, :, 0].mean(dim=0), all_stats[:, :, 1].min(dim=0).values
@@ -55,16 +50,9 @@ def partition(
     model: nn.Module, plan: PlacementPlan, team: Team, spec: OptimizerSpec, config: Config, counts: Counter[str],
     state: dict[str, Any] | None = None,
 ) -> PartitionedModel:  # fmt: skip
-    """Partitions the model and starts the servers. All learners call it. The first one logs the plan.
+    """Partitions the model, in place, and starts the servers, which load the `state` of a checkpoint before.
 
-    Args:
-        model: The model, changed in place.
-        plan: Placement of each parameter.
-        team: The learners.
-        spec: Optimizer to apply to all parameters.
-        config: Options.
-        counts: Byte counts to add to.
-        state: State of a checkpoint to load before the servers start.
+    All learners call it. The first one logs the plan.
 
     Raises:
         InputError: All parameters are sparse.

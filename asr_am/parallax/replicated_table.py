@@ -17,7 +17,6 @@ from asr_am.distributed.optimizer import clip
 from asr_am.distributed.team import Team
 from asr_am.parallax.indexed_rows import IndexedRows, accumulate, gather
 from asr_am.parallax.placement import Method
-from asr_am.parallax.row_messages import Table
 from asr_am.parallax.row_optimizer import OptimizerSpec, RowOptimizer
 
 
@@ -26,30 +25,18 @@ class ReplicatedTable:
 
     Attributes:
         w: The weights [V, D].
-        optimizer: Their optimizer.
         average: Moving average of `w`. None without a decay.
         merged: Sum of the gradients of all learners, after `exchange`.
     """
 
     def __init__(
-        self, team: Team, table: Table, method: Method, w: Tensor, spec: OptimizerSpec, counts: Counter[str],
-        decay: float,
-    ) -> None:  # fmt: skip
-        """Keeps `w`, which it updates in place.
-
-        Args:
-            team: The learners.
-            table: Name and shape of the parameter.
-            method: "all-gather" or "all-reduce".
-            w: Initial weights [V, D].
-            spec: Optimizer to apply to the rows.
-            counts: Byte counts to add to: values "sent" and "received", as Table 3 counts them for the method.
-            decay: Decay of the moving average. 0 keeps none.
-        """
-        self._team, self._table, self._method, self._counts, self._decay = team, table, method, counts, decay
+        self, team: Team, method: Method, w: Tensor, spec: OptimizerSpec, counts: Counter[str], decay: float
+    ) -> None:
+        """Keeps `w`, which it updates in place. Counts bytes "sent" and "received" as Table 3 does for the method."""
+        self._team, self._method, self._counts, self._decay = team, method, counts, decay
         self.w, self.optimizer = w, RowOptimizer(spec, w)
         self.average = w.clone() if decay else None
-        self.merged = IndexedRows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, table.width))
+        self.merged = IndexedRows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, w.shape[1]))
 
     def fetch(self, numbers: Tensor) -> Tensor:
         """Returns the rows [K, D] with these numbers [K]."""
@@ -75,7 +62,7 @@ class ReplicatedTable:
             self.average.lerp_(self.w, 1 - self._decay)
 
     def _gather(self, rows: IndexedRows) -> IndexedRows:
-        team, width = self._team, self._table.width
+        team, width = self._team, self.w.shape[1]
         length = torch.tensor([len(rows)], dtype=torch.int32, device=rows.values.device)
         lengths = torch.cat(team.start_all_gather(length).wait()).tolist()
         numbers_work = team.start_all_gather(rows.numbers.int(), lengths)
@@ -84,13 +71,11 @@ class ReplicatedTable:
         self._counts["sent"] += (team.size - 1) * rows.values.nbytes
         self._counts["received"] += sum(part.nbytes for part in values) - rows.values.nbytes
         parts = [IndexedRows(n.long(), v.view(-1, width)) for n, v in zip(numbers, values, strict=True)]
-        merged, cost = accumulate(parts, self._table.rows, each=False)
-        cost.simulate(team, "update")  # on the device, while servers merge on their host
-        return merged
+        return accumulate(parts, len(self.w), False, team, "update")  # on the device, servers merge on their host
 
     def _reduce(self, rows: IndexedRows) -> IndexedRows:
         """Averages the full table. An extra column marks touched rows, whose gradient may be zero."""
-        full = rows.values.new_zeros(self._table.rows, self._table.width + 1)
+        full = rows.values.new_zeros(len(self.w), self.w.shape[1] + 1)
         full[rows.numbers, :-1] = rows.values
         full[rows.numbers, -1] = 1.0
         flat = full.view(-1)

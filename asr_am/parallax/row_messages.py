@@ -52,14 +52,7 @@ class Messenger:
         self._arrived: dict[str, Event] = {tag: team.event() for tag in tags} if team.size > 1 else {}
 
     def send(self, to: int, tag: str, clock: int, *tensors: Tensor) -> None:
-        """Sends a message without waiting for its receiver.
-
-        Args:
-            to: Rank of the receiver, which may be this learner.
-            tag: One of `TAGS`.
-            clock: Step that the message belongs to.
-            *tensors: Content. Copied if the receiver is this learner.
-        """
+        """Sends a message without waiting for its receiver, which may be this learner. It gets copies then."""
         if to != self.team.rank:
             self.team.send(to, tag, clock, *tensors)
             return
@@ -118,14 +111,7 @@ def make_messenger(team: Team, tables: Sequence[Table], servers: int) -> Messeng
 
 
 def write_rows(parts: Sequence[IndexedRows], lr: float, num_rows: Sequence[int], wire: WireDtype) -> tuple[Tensor, ...]:
-    """Serialises rows of all tables as a push.
-
-    Args:
-        parts: Rows of each table.
-        lr: Learning rate of the step.
-        num_rows: Number of rows that each table has at the receiver. Row numbers of complete tables are omitted.
-        wire: Dtype of the values in the message.
-    """
+    """Serialises rows of all tables as a push. Row numbers are omitted of a table with all its `num_rows` there."""
     numbers = [part.numbers for part, count in zip(parts, num_rows, strict=True) if len(part) < count]
     numbers_N = torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.int64)
     values = [pack(part.values, wire) for part in parts]
@@ -135,17 +121,7 @@ def write_rows(parts: Sequence[IndexedRows], lr: float, num_rows: Sequence[int],
 def read_rows(
     message: Sequence[Tensor], tables: Sequence[Table], num_rows: Sequence[int], wire: WireDtype
 ) -> tuple[list[IndexedRows], float]:
-    """Inverts `write_rows`.
-
-    Args:
-        message: Tensors of the message.
-        tables: The tables, which give the width of rows.
-        num_rows: As for `write_rows`.
-        wire: As for `write_rows`.
-
-    Returns:
-        Rows of each table, and the learning rate.
-    """
+    """Inverts `write_rows`. Returns rows of each table, and the learning rate."""
     lr, *counts = unpack_header(message[0])
     lengths = [int(count) for count in counts]
     num_sent = [0 if n == count else n for n, count in zip(lengths, num_rows, strict=True)]
@@ -157,11 +133,6 @@ def read_rows(
     return rows, lr
 
 
-def write_double(value: Tensor) -> Tensor:
-    """Serialises a scalar as a double."""
-    return value.detach().to("cpu", torch.float64).reshape(1).view(torch.int32)
-
-
 def read_double(message: Sequence[Tensor]) -> Tensor:
-    """Inverts `write_double`."""
+    """Returns the scalar of a message that is one double."""
     return message[0].clone().view(torch.float64)[0]

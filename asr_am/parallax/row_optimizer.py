@@ -28,10 +28,6 @@ class OptimizerSpec:
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         """Checks that the optimizer can be applied row by row.
 
-        Args:
-            optimizer: An optimizer of one of the classes in `RULES`, before its first step.
-            model: The model whose parameters it updates.
-
         Raises:
             InputError: The class is not supported, there are several parameter groups, a trainable parameter is
                 missing, a parameter is not the model's, or the optimizer has done steps.
@@ -77,11 +73,7 @@ class OptimizerSpec:
 
 
 class RowOptimizer:
-    """Updates rows of a parameter w [V, D] in place.
-
-    Attributes:
-        state: State of the rule, one tensor [V, D] for each key except the step count.
-    """
+    """Updates rows of a parameter w [V, D] in place. `state` has one tensor [V, D] for each key but the step count."""
 
     def __init__(self, spec: OptimizerSpec, w: Tensor) -> None:
         self._w, self._steps = w, 0

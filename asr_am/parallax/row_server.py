@@ -20,12 +20,12 @@ from asr_am.parallax.indexed_rows import (
     IndexedRows,
     accumulate,
     gather,
-    num_rows_on,
     pack,
+    pack_header,
     unpack_header,
     unpack_numbers,
 )
-from asr_am.parallax.row_messages import Messenger, Table, read_double, read_rows, write_double, write_rows
+from asr_am.parallax.row_messages import Messenger, Table, read_double, read_rows, write_rows
 from asr_am.parallax.row_optimizer import OptimizerSpec, RowOptimizer
 
 
@@ -35,7 +35,6 @@ class RowServer:
     Attributes:
         w: Its rows [V/S, D] of each table.
         average: Moving averages of `w`. Empty without `Config.moving_average`.
-        num_rows: Number of its rows of each table.
         t: Version of the rows, the number of updates so far.
         closing: True if no push follows, so that learners may leave.
     """
@@ -47,19 +46,15 @@ class RowServer:
         """Copies this server's rows out of the initial weights.
 
         Args:
-            messenger: Messenger of this learner.
-            tables: All tables that live on servers.
             ranks: Ranks of the servers.
             sources: Ranks that push.
-            spec: Optimizer to apply to the rows.
-            config: Options of Parallax.
             weights: Initial values [V, D] of each table.
         """
         self._messenger, self._team, self._tables, self._config = messenger, messenger.team, tables, config
         self._ranks, self._sources = ranks, sources
         index, count = ranks.index(messenger.team.rank), len(ranks)
         self.w = [w[index::count].clone() for w in weights]
-        self.num_rows = [num_rows_on(index, count, table.rows) for table in tables]
+        self.num_rows = [len(w) for w in self.w]
         self._optimizers = [RowOptimizer(spec, w) for w in self.w]
         self.average = [w.clone() for w in self.w] if config.moving_average else []
         self.t = 0
@@ -104,15 +99,13 @@ class RowServer:
                 raise
             pushes = [read_rows(message, self._tables, self.num_rows, self._config.wire) for message in messages]
             lr = pushes[0][1]
-            sums = [self._merge([rows[k] for rows, _ in pushes], k) for k in range(len(self._tables))]
+            sums = [
+                accumulate([rows[k] for rows, _ in pushes], count, self._config.merge_each, self._team, "averaging")
+                for k, count in enumerate(self.num_rows)
+            ]
             if self._config.clip_norm > 0:
                 sums = self._clipped(sums, lr)
             self._update(sums, lr)
-
-    def _merge(self, parts: Sequence[IndexedRows], table: int) -> IndexedRows:
-        rows, cost = accumulate(parts, self.num_rows[table], self._config.merge_each)
-        cost.simulate(self._team, "averaging")
-        return rows
 
     def _update(self, sums: Sequence[IndexedRows], lr: float) -> None:
         for optimizer, rows in zip(self._optimizers, sums, strict=True):
@@ -144,7 +137,7 @@ class RowServer:
             messenger.send(first, "sums", t, *write_rows(sums, lr, self.num_rows, "float32"))
             return read_rows(messenger.receive("clipped", first), self._tables, self.num_rows, "float32")[0]
         square = sum((rows.squared_norm for rows in sums), torch.zeros((), dtype=torch.float64))
-        messenger.send(first, "square", t, write_double(square))
+        messenger.send(first, "square", t, pack_header(float(square)))
         norm = read_double(messenger.receive("limit", first))
         for rows in sums:
             clip(rows.values, norm.float(), self._config.clip_norm)

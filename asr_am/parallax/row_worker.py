@@ -25,7 +25,7 @@ from asr_am.parallax.indexed_rows import (
     scatter,
     unpack,
 )
-from asr_am.parallax.row_messages import Messenger, Table, read_double, read_rows, write_double, write_rows
+from asr_am.parallax.row_messages import Messenger, Table, read_double, read_rows, write_rows
 from asr_am.parallax.row_server import RowServer
 
 
@@ -37,7 +37,6 @@ class RowWorker:
     that was not pulled from gets an empty pull.
 
     Attributes:
-        t: The present step.
         counts: Bytes of values "pulled" and "pushed", those of a server on the same learner included, as Table 3 counts
             them. Also what Table 3 omits: row "numbers", and values sent to the "chief" of the machine.
     """
@@ -46,16 +45,7 @@ class RowWorker:
         self, messenger: Messenger, tables: Sequence[Table], ranks: Sequence[int], server: RowServer | None,
         config: Config, counts: Counter[str],
     ) -> None:  # fmt: skip
-        """Connects a learner to the servers.
-
-        Args:
-            messenger: Messenger of this learner.
-            tables: All tables that live on servers.
-            ranks: Ranks of the servers.
-            server: The server on this learner, None if there is none.
-            config: Options of Parallax.
-            counts: Byte counts to add to.
-        """
+        """Connects a learner to the servers."""
         self._messenger, self._team, self._tables, self._config = messenger, messenger.team, tables, config
         self._ranks, self._server, self.counts, self.t = ranks, server, counts, 0
         self._pulled_from: set[int] = set()  # servers, since the last push
@@ -64,15 +54,7 @@ class RowWorker:
         self._local_ranks = [other for other in range(self._team.size) if hosts[other] == hosts[rank]]
 
     def fetch(self, table: int, numbers: Tensor) -> Tensor:
-        """Pulls rows of a table in the version of the present step.
-
-        Args:
-            table: Index of the table.
-            numbers: Row numbers [K], distinct and ascending.
-
-        Returns:
-            The rows [K, D], on the device of `numbers`.
-        """
+        """Pulls rows [K, D] of a table in the version of the present step. Numbers [K] are distinct and ascending."""
         count, width, servers = self._tables[table].rows, self._tables[table].width, len(self._ranks)
         needed = numbers.cpu()
         requested = needed if self._config.gather_on_servers else torch.arange(count)
@@ -93,12 +75,7 @@ class RowWorker:
         return rows.to(numbers.device)
 
     def push(self, parts: Sequence[IndexedRows], lr: float) -> None:
-        """Pushes this learner's gradient, or with local aggregation that of its machine.
-
-        Args:
-            parts: Gradient rows of each table.
-            lr: Learning rate of the step.
-        """
+        """Pushes this learner's gradient, or with local aggregation that of its machine."""
         self._await_updates()
         parts = [IndexedRows(part.numbers.cpu(), part.values.cpu()) for part in parts]
         if self._config.local_aggregation and len(self._local_ranks) > 1:
@@ -110,7 +87,11 @@ class RowWorker:
                 return
             messages = [self._messenger.receive("local", rank) for rank in self._local_ranks[1:]]
             others = [read_rows(message, self._tables, all_rows, "float32")[0] for message in messages]
-            parts = [self._merge([part, *(rows[k] for rows in others)], k) for k, part in enumerate(parts)]
+            each, team = self._config.merge_each, self._team
+            parts = [
+                accumulate([part, *(rows[k] for rows in others)], all_rows[k], each, team, "averaging")
+                for k, part in enumerate(parts)
+            ]
         for server in self._server_order():
             shards = [p.part(server, len(self._ranks), t.rows) for p, t in zip(parts, self._tables, strict=True)]
             message = write_rows(shards, lr, self._num_rows[server], self._config.wire)
@@ -128,11 +109,7 @@ class RowWorker:
         self._pulled_from.clear()
 
     def norm(self, square: Tensor) -> Tensor:
-        """Computes the norm of the whole gradient.
-
-        Args:
-            square: Squared norm of the replicated part. It is the same on all learners and counts once.
-        """
+        """Returns the norm of the whole gradient, given the square of the replicated part, which all learners have."""
         first = self._ranks[0]
         if self._team.rank == first and self._config.after_aggregation:
             squares = [read_double(self._messenger.receive("square", rank)) for rank in self._ranks]
@@ -158,12 +135,7 @@ class RowWorker:
 
     def _send_to(self, ranks: Sequence[int], tag: str, value: Tensor) -> None:
         for rank in ranks:
-            self._messenger.send(rank, tag, self.t, write_double(value))
-
-    def _merge(self, parts: Sequence[IndexedRows], table: int) -> IndexedRows:
-        rows, cost = accumulate(parts, self._tables[table].rows, self._config.merge_each)
-        cost.simulate(self._team, "averaging")
-        return rows
+            self._messenger.send(rank, tag, self.t, pack_header(float(value)))
 
     def _send_pull(self, server: int, table: int, numbers: Tensor) -> None:
         num_rows = self._num_rows[server][table]

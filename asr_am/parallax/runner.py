@@ -94,7 +94,6 @@ def get_runner(
             step, so schedules keep working.
         team: The learners, made by `connect` or a virtual cluster. None trains in this process alone. If parameters
             live on servers, a team can have only one runner in its life, because servers never stop listening.
-        config: Options. None uses the defaults.
 
     Raises:
         InputError: The optimizer's class is not supported, it lacks a trainable parameter or has a foreign one, or it
@@ -108,11 +107,8 @@ class Runner(AbstractContextManager["Runner"]):
 
     Attributes:
         model: The model. Its sparse parameters are replaced in the first step.
-        team: The learners.
-        config: Options in effect.
         plan: Placement of the parameters. None before the first step.
         counts: Bytes so far by kind: those of `RowWorker` and `ReplicatedTable`, and "all-reduce".
-        steps: Number of steps so far.
     """
 
     def __init__(
@@ -128,15 +124,10 @@ class Runner(AbstractContextManager["Runner"]):
         self._partitioned: PartitionedModel | None = None
 
     def run(self, batch: Any | None) -> float:
-        """Does one step on the batches of all learners.
-
-        Args:
-            batch: This learner's batch, or None if it has none.
-
-        Returns:
-            The mean loss over the examples of all learners.
-        """
-        partitioned = self._partitioned or self._prepare(batch)
+        """Does one step on the batches of all learners, None for some. Returns the mean loss of an example."""
+        partitioned = self._partitioned
+        if partitioned is None:  # this is the first step
+            partitioned = self._build(plan_parameters(self.model, self._loss, batch, self.team, self.config))
         lr = self._spec.lr(self._optimizer)
         means: list[float] = []
         partitioned.step(self.team.timed(lambda on_bucket: self._gradient(partitioned, batch, lr, means, on_bucket)))
@@ -144,11 +135,7 @@ class Runner(AbstractContextManager["Runner"]):
         return means[0]
 
     def weights(self, average: bool = False) -> dict[str, Tensor]:
-        """Returns the complete model's `state_dict` on the CPU. All learners must call it.
-
-        Args:
-            average: Returns moving averages instead of weights.
-        """
+        """Returns the complete model's `state_dict` on the CPU, or its moving averages. All learners must call it."""
         return self._built.weights(average)
 
     def drain(self) -> None:
@@ -171,9 +158,6 @@ class Runner(AbstractContextManager["Runner"]):
 
         All learners must call it, before the first step. The program restores its own state: schedules, its position in
         the data, frozen parameters and random streams.
-
-        Args:
-            state: Result of `state_dict` on the learner with the same rank.
 
         Raises:
             InputError: Learners, options or optimizer are not those of the checkpoint.
@@ -207,12 +191,7 @@ class Runner(AbstractContextManager["Runner"]):
     ) -> StepResult:  # fmt: skip
         """Runs the backward pass, scaled so that the mean over learners is the gradient of the mean over all examples.
 
-        Args:
-            partitioned: The model in parts.
-            batch: This learner's batch, or None.
-            lr: Learning rate of the step.
-            means: List that the mean loss over all learners is appended to.
-            on_bucket: Called for each bucket of dense gradients when it is complete.
+        Appends that mean to `means`.
         """
         params, zero = partitioned.params, torch.zeros(())
         params.rebind_grads()  # a zero_grad that was left in the program unbinds them
@@ -230,10 +209,6 @@ class Runner(AbstractContextManager["Runner"]):
             with params.notify_buckets(on_bucket):
                 (loss_sum / loss_denominator).backward()
         return StepResult(Lease(None, 0.0, 0.0, loss_denominator), examples, 0, lr, zero, zero)
-
-    def _prepare(self, batch: Any | None) -> PartitionedModel:
-        """Probes the model on the first batch, makes the plan and partitions the model."""
-        return self._build(plan_parameters(self.model, self._loss, batch, self.team, self.config))
 
     def _build(self, plan: PlacementPlan, state: dict[str, Any] | None = None) -> PartitionedModel:
         """Partitions the model and starts the servers, after loading the state of a checkpoint if there is one."""

@@ -8,8 +8,7 @@ Names play no part.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,26 +23,15 @@ METADATA_OPS = {"size", "dim", "numel", "__len__", "is_floating_point", "is_comp
 VIEWS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # attributes through which values are read
 
 
-@dataclass(frozen=True)
-class AccessStats:
-    """Use of one parameter in a probe.
-
-    Attributes:
-        alpha: Share of rows with a gradient other than zero, α.
-        lookups_only: True if lookups read the parameter, and nothing else did.
-    """
+class AccessStats(NamedTuple):
+    """Use of a parameter in a probe: share of rows with a gradient, α, and whether lookups read it and nothing else."""
 
     alpha: float
     lookups_only: bool
 
 
 class AccessRecorder(TorchFunctionMode):
-    """Records which parameters are read by lookups and which are read otherwise.
-
-    Attributes:
-        looked_up: Ids of parameters that were read by lookups.
-        read: Ids of parameters that were read in any other way.
-    """
+    """Records the ids of the parameters that are read by lookups, and of those that are read otherwise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,10 +76,9 @@ def lookup_table(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def probe(model: nn.Module, loss: LossFn, batch: Any) -> list[AccessStats]:
-    """Runs forward and backward on one batch. Restores buffers, gradients and random state.
+    """Returns the use of each trainable parameter, by forward and backward passes on one batch.
 
-    Returns:
-        The use of each trainable parameter, in the order of `trainable`.
+    Restores buffers, gradients and random state.
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     recorder = AccessRecorder()

@@ -35,17 +35,9 @@ log = logging.getLogger(__name__)
 
 
 class Parallax(Sync):
-    """Synchronous SGD that exchanges only the touched rows of sparse parameters.
+    """Synchronous SGD that exchanges only the touched rows of sparse parameters, with options of `Config`.
 
-    Args:
-        params: flat weights and gradient of the whole model. `attach` replaces them by those of the dense parameters.
-        optimizer: the update rule of all parameters.
-        team: this learner's end of the team.
-        path: method for all sparse parameters. None selects the cheapest one for each.
-        wire: dtype of rows between machines.
-        local_aggregation: merge the gradients of a machine before they go to the servers.
-        average_dense: average the gradients of dense parameters over learners. If False, they are summed.
-        average_sparse: the same for sparse parameters.
+    `params` are those of the whole model. `attach` replaces them by those of the dense parameters.
     """
 
     name = "parallax"

@@ -48,32 +48,12 @@ class SizedModel:
         return self.width // WIDTH
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """Result of `time_steps`.
-
-    Attributes:
-        seconds: virtual seconds of a step.
-        bytes_sent: that a learner sends in a step, with its share of what the servers send.
-    """
-
-    seconds: float
-    bytes_sent: float
-
-
 def time_steps(
     model: SizedModel, config: Config, hardware: Cluster, workload: Workload, learners: int, steps: int, seed: int = 1
-) -> StepTime:
-    """Simulates synchronous steps. Lookups follow Zipf's law.
+) -> tuple[float, float]:
+    """Simulates synchronous steps, which differ by jitter only. Lookups follow Zipf's law.
 
-    Args:
-        model: the model.
-        config: options of Parallax.
-        hardware: the cluster to simulate.
-        workload: what a step computes.
-        learners: number of learners.
-        steps: number of timed steps, which differ by jitter only.
-        seed: seed of the cluster's random streams.
+    Returns virtual seconds of a step, and bytes that a learner sends in it, with its share of what the servers send.
     """
     shared = config.path != "all-gather"  # else replicas of the tables are written to
     cluster = SimCluster(hardware, workload, learners, seed, model_elements=round(model.dense / model.scale))
@@ -97,7 +77,7 @@ def time_steps(
     torch.set_num_threads(1)
     seconds = max(cluster.run(run_learner).values())
     sent = sum(stats.modelled_bytes for stats in cluster.comm_stats) - sum(sent_before.values())
-    return StepTime(seconds, sent / steps / learners)
+    return seconds, sent / steps / learners
 
 
 def log_uniform(count: int, vocabulary: int, generator: torch.Generator) -> Tensor:

@@ -27,40 +27,30 @@ from asr_am.report.plots import plot_heldout
 from asr_am.report.results import SystemScore, read_scores
 from asr_am.report.runs import TrainingRun, group_runs, read_training_run
 from asr_am.report.strategies import strategy_sections
-from asr_am.score.cli import CommandLineParser
+from asr_am.score.cli import CommandLineParser, exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 1 after one line on stderr about bad input."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
+
+    def work() -> None:
         options = _parse(words)
         compare(options.runs, options.out, shlex.join(["python", "-m", "asr_am.report.compare", *words]))
-    except InputError as error:
-        print(f"asr_am.report.compare: {error}".replace("\n", " "), file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"asr_am.report.compare: {error.filename}: {error.strerror}; check that --out is writable", file=sys.stderr
-        )
-        return 1
-    print(options.out / "COMPARE.md")
-    return 0
+        print(options.out / "COMPARE.md")
+
+    return exit_code("asr_am.report.compare", work)
 
 
 def compare(folders: Sequence[Path], out: Path, command: str) -> None:
-    """Writes out/COMPARE.md and its figures.
-
-    Args:
-        folders: directories of the runs. Repeated ones count once.
-        out: output directory, created if missing.
-        command: command line that reproduces the comparison, printed for the reader.
+    """Writes out/COMPARE.md and its figures. A folder that is repeated counts once.
 
     Raises:
         InputError: a folder is missing, has no finished epoch or a malformed file, or no two runs have the same
             training data.
     """
-    runs = _with_unique_names([read_training_run(folder) for folder in _once(folders)])
+    once = {os.path.abspath(folder): folder for folder in folders}.values()
+    runs = _with_unique_names([read_training_run(folder) for folder in once])
     _check_comparable(runs)
     corpora = list(dict.fromkeys(run.config.corpus for run in runs))
     out.mkdir(parents=True, exist_ok=True)
@@ -83,11 +73,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory, with its summary.json")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     return parser.parse_args(arguments)
-
-
-def _once(folders: Sequence[Path]) -> list[Path]:
-    """Returns each directory once, in the order given."""
-    return list({os.path.abspath(folder): folder for folder in folders}.values())
 
 
 def _with_unique_names(runs: Sequence[TrainingRun]) -> list[TrainingRun]:

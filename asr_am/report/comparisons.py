@@ -204,13 +204,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Groups that were timed alike.
-
-    Attributes:
-        groups: sorted by strategy and number of learners.
-        seconds: of one epoch, mean over the runs.
-        reference: key that speed-ups are relative to.
-    """
+    """Groups that were timed alike, by strategy and number of learners, and mean seconds of an epoch over the runs."""
 
     groups: Sequence[RunGroup]
     seconds: Mapping[Timed, float]

@@ -38,6 +38,11 @@ def describe_faults(faults: Faults) -> str:
     return "; ".join(words)
 
 
+def finished(done: int, planned: int | None) -> str:
+    """Formats a number of epochs: "3", or "3 of 16"."""
+    return str(done) if planned in (done, None) else f"{done} of {planned}"
+
+
 def duration(seconds: float | None) -> str:
     """Formats seconds with a suitable unit: 0.123 s, 45.6 s, 12.3 min, 9.47 h."""
     if seconds is None:

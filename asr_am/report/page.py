@@ -11,7 +11,6 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -34,34 +33,13 @@ MOST_UTTERANCES, MOST_SYSTEMS = 100, 12  # on the page
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
-@dataclass(frozen=True)
-class RunDetails:
-    """A training run on the page.
-
-    Attributes:
-        curves: SVG of loss and learning rate by update, "" if nothing was recorded.
-        config: resolved configuration, as YAML.
-    """
-
-    run: TrainingRun
-    curves: Markup
-    config: str
-
-
 def write_page(
     corpus_dir: Path, out: Path, text: str, runs: Sequence[TrainingRun], scores: Sequence[SystemScore]
 ) -> Path:
-    """Writes out/index.html.
+    """Writes out/index.html, and returns its path.
 
-    Args:
-        corpus_dir: exp/<corpus>.
-        out: folder of the page and of the figures, report/ of `corpus_dir`.
-        text: the report, Markdown with links to the figures.
-        runs: training runs.
-        scores: scored runs. Utterances are shown for those with the lowest WER.
-
-    Returns:
-        Path of the page.
+    `text` is Markdown with links to the figures, which are in `out`. Utterances are shown for the `scores` with the
+    lowest WER.
     """
     best = sorted(scores, key=lambda score: score.subsets["all"].wer)[:MOST_SYSTEMS]
     utterances, total = read_utterances(corpus_dir, [score.run for score in best], MOST_UTTERANCES)
@@ -139,13 +117,15 @@ def inline_svg(path: Path) -> Markup:
     return Markup(svg)
 
 
-def _details(run: TrainingRun, out: Path) -> RunDetails:
+def _details(run: TrainingRun, out: Path) -> dict[str, Any]:
+    """Returns what the page shows of a training run. Its configuration is the resolved one, as YAML."""
     config = run.folder / "config.yaml"
-    return RunDetails(run, _curves(run, out), config.read_text(encoding="utf-8") if config.exists() else "")
+    text = config.read_text(encoding="utf-8") if config.exists() else ""
+    return {"run": run, "curves": _curves(run, out), "config": text}
 
 
 def _curves(run: TrainingRun, out: Path) -> Markup:
-    """Plots loss and learning rate by update, from metrics.jsonl."""
+    """Returns an SVG of loss and learning rate by update, from metrics.jsonl. "" if nothing was recorded."""
     path = run.folder / "metrics.jsonl"
     records = [json.loads(line) for _, line in numbered_lines(path, "train again")] if path.exists() else []
     if not records:

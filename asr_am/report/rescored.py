@@ -4,33 +4,17 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import VERDICT_RULE, Versus, compare, shared_seeds, verdict
 from asr_am.report.markup import table
-from asr_am.report.results import Family, explain, read_json
+from asr_am.report.results import Family, explain, read_record
 
 MODELS = ("ngram", "lstm", "mixture")
 SETS = ("dev", "test")
-
-
-@dataclass(frozen=True)
-class RescoredLm:
-    """Linear mixture of an n-gram and a recurrent LM.
-
-    Attributes:
-        name: of the LM in the report.
-        weight: of the recurrent LM.
-        perplexities: by set, one for each of `MODELS`.
-    """
-
-    name: str
-    weight: float
-    perplexities: Mapping[str, Sequence[float]]
 
 
 def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]:
@@ -40,8 +24,8 @@ def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]
         InputError: a rescore.json is missing or malformed.
     """
     rescored = [family for family in families if _record(corpus_dir, family).parent.is_dir()]
-    lms = {family.lm: _read_rescored(_record(corpus_dir, family), family.lm) for family in rescored}
-    if not lms:
+    rows = {family.lm: _perplexity_row(_record(corpus_dir, family), family.lm) for family in rescored}
+    if not rows:
         return []
     return [
         "## Rescored by the recurrent LM",
@@ -49,7 +33,7 @@ def rescored_sections(corpus_dir: Path, families: Sequence[Family]) -> list[str]
         "word and sentence end, words outside the lexicon left out.",
         table(
             ["LM", "weight", *(f"{subset}: {model}" for subset in SETS for model in ("n-gram", "recurrent", "both"))],
-            [_perplexity_row(lm) for lm in lms.values()],
+            rows.values(),
         ),
         "Against the n-gram alone, paired bootstrap over segments; WER in percent absolute. " + VERDICT_RULE,
         table(
@@ -71,18 +55,14 @@ def _record(corpus_dir: Path, family: Family) -> Path:
     return corpus_dir / "rescore" / family.scores[0].run / "rescore.json"
 
 
-def _read_rescored(path: Path, name: str) -> RescoredLm:
-    content = read_json(path)
+def _perplexity_row(path: Path, lm: str) -> list[str]:
+    """Returns the name of a mixture, the weight of its recurrent LM, and for each set the perplexities of `MODELS`."""
+    content = read_record(path)
     try:
-        found = {subset: [float(content[subset]["perplexity"][model]) for model in MODELS] for subset in SETS}
-        return RescoredLm(name, float(content["weight"]), found)
+        found = [float(content[subset]["perplexity"][model]) for subset in SETS for model in MODELS]
+        return [lm, f"{float(content['weight']):.2f}", *(f"{perplexity:.1f}" for perplexity in found)]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {explain(error)}; run stage 8 (rescore) again") from error
-
-
-def _perplexity_row(lm: RescoredLm) -> list[str]:
-    values = [f"{value:.1f}" for subset in SETS for value in lm.perplexities[subset]]
-    return [lm.name, f"{lm.weight:.2f}", *values]
 
 
 def _row(pair: Versus) -> list[str]:

@@ -6,10 +6,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml  # type: ignore[import-untyped]
 
 from asr_am.data.checksums import intact
 from asr_am.errors import InputError
@@ -20,12 +22,7 @@ GMM_SYSTEMS = ("mono", "tri", "lda_mllt", "sat")  # systems without a training r
 
 @dataclass(frozen=True)
 class Subset:
-    """Counts and WER of one subset of the test set.
-
-    Attributes:
-        wer: percent.
-        interval: 95 % confidence interval, percent.
-    """
+    """Counts of one subset of the test set, and its WER in percent with a 95 % interval."""
 
     wer: float
     interval: tuple[float, float]
@@ -71,8 +68,7 @@ class SystemScore:
 class Family:
     """Scores of one system with one LM over all its seeds.
 
-    Attributes:
-        other_data: options by which its training data differ from those of the GMMs, "" if they are equal or unknown.
+    `other_data` are options by which its training data differ from those of the GMMs, "" if they are equal or unknown.
     """
 
     system: str
@@ -109,30 +105,13 @@ class LanguageModel:
     dev_oov: int
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """Part of the test set that is scored.
-
-    Attributes:
-        utterances: number of scored utterances.
-        left_out: reason to number of utterances.
-    """
-
-    utterances: int
-    left_out: Mapping[str, int]
-
-
 def without_seed(name: str, seed: int | None) -> str:
     """Removes the trailing `-s<seed>` of a run's name."""
     return re.sub(rf"[-_.]?(?:seed|s){seed}$", "", name) if seed is not None else name
 
 
 def corpus_of(run: Path) -> Path:
-    """Returns the absolute path exp/<corpus> of exp/<corpus>/<stage>/<run>.
-
-    Raises:
-        InputError: the path has fewer than two parents.
-    """
+    """Returns the absolute path exp/<corpus> of exp/<corpus>/<stage>/<run>. Raises InputError without two parents."""
     parents = Path(os.path.abspath(run)).parents
     if len(parents) < 2:
         raise InputError(f"{run}: not the directory of a run; give exp/<corpus>/train/<run>")
@@ -161,11 +140,9 @@ def read_scores(corpus_dir: Path) -> list[SystemScore]:
 
 
 def group_by_seed(scores: Sequence[SystemScore], names: Mapping[str, str] | None = None) -> list[Family]:
-    """Groups scores that differ only by seed, in the order of `scores`.
+    """Groups scores that differ only by seed, in their order.
 
-    Args:
-        scores: scores of several systems and LMs.
-        names: system to its name without the seed, for systems whose name alone does not tell.
+    `names` has the name without the seed of each system whose name alone does not tell.
     """
     groups: dict[tuple[str, str], list[SystemScore]] = {}
     for score in scores:
@@ -178,8 +155,10 @@ def read_language_models(corpus_dir: Path) -> list[LanguageModel]:
     return [_read_language_model(folder / "lm.json") for folder in folders(corpus_dir / "lm")]
 
 
-def read_coverage(corpus_dir: Path) -> Coverage | None:
-    """Reads data/corpus.json. Returns None if the corpus leaves nothing out.
+def read_coverage(corpus_dir: Path) -> tuple[int, dict[str, int]] | None:
+    """Reads from data/corpus.json how many utterances of test are scored, and how many are left out by reason.
+
+    Returns None if nothing is left out.
 
     Raises:
         InputError: the file is malformed.
@@ -187,29 +166,27 @@ def read_coverage(corpus_dir: Path) -> Coverage | None:
     path = corpus_dir / "data" / "corpus.json"
     if not path.exists():
         return None
-    content = read_json(path)
+    content = read_record(path)
     try:
         left_out = content.get("left_out", {}).get("test", {})
         reasons = {str(reason): int(count) for reason, count in left_out.items()}
-        return Coverage(int(content["utterances"]["test"]), reasons) if reasons else None
+        return (int(content["utterances"]["test"]), reasons) if reasons else None
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {explain(error)}; run stage 0 (data) again") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Raises:
-        InputError: the file is missing, not UTF-8, not JSON, or not an object.
-    """
+def read_record(
+    path: Path, parse: Callable[[str], Any] = json.loads, remedy: str = "run the stage that writes it again"
+) -> dict[str, Any]:
+    """Reads a JSON object, or what else `parse` reads. Raises InputError if the file is missing, damaged or a list."""
     try:
-        value = json.loads(intact(path).read_text(encoding="utf-8"))
+        value = parse(intact(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file; run the stage that writes it again") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); run the stage that writes it again") from error
+        raise InputError(f"{path}: no such file; {remedy}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())}); {remedy}") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}: is not a JSON object; run the stage that writes it again")
+        raise InputError(f"{path}: is no mapping of names to values; {remedy}")
     return value
 
 
@@ -227,7 +204,7 @@ def _rank(system: str) -> tuple[int, str]:
 
 def _read_score(folder: Path) -> SystemScore:
     path = folder / "wer.json"
-    content = read_json(path)
+    content = read_record(path)
     try:
         return SystemScore(
             folder=folder,
@@ -259,13 +236,13 @@ def _subset(value: Mapping[str, Any]) -> Subset:
 
 def _read_segments(path: Path) -> dict[str, tuple[int, int]]:
     try:
-        return {name: (int(errors), int(words)) for name, (errors, words) in read_json(path).items()}
+        return {name: (int(errors), int(words)) for name, (errors, words) in read_record(path).items()}
     except (OverflowError, TypeError, ValueError) as error:
         raise InputError(f'{path}: is not {{"segment": [errors, words]}}; run stage 9 (score) again') from error
 
 
 def _read_language_model(path: Path) -> LanguageModel:
-    content = read_json(path)
+    content = read_record(path)
     try:
         return LanguageModel(
             name=str(content["name"]),

@@ -6,7 +6,6 @@ An option that is off (null, false, 0 or empty) counts like one that is missing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,14 +15,16 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from asr_am.data.checksums import intact
+from asr_am.data.checksums import digest
 from asr_am.errors import InputError
-from asr_am.report.results import GMM_SYSTEMS, corpus_of, explain, without_seed
+from asr_am.options import flatten
+from asr_am.report.results import GMM_SYSTEMS, corpus_of, explain, read_record, without_seed
 from asr_am.train.identity import SPEED_ONLY
 
 Settings = tuple[tuple[str, str], ...]  # option and value, sorted
 
 CONFIG, DONE = "config.yaml", ".done"
+REMEDY = "run stage 6 (train) again"
 NO_CONFIG = (CONFIG, "missing")  # in `data` of a run without config.yaml
 SHOWN_ELSEWHERE = ("train.batch_size", "train.epochs", "model.name", "schedule.name")
 OFF_AT_ONE = ("train.accumulation", "schedule.batch_ratio")
@@ -42,7 +43,6 @@ class RunSettings:
     Attributes:
         data: what it was trained on: share of the utterances, corpus, features, alignment and examples.
         method: how it was trained, except what RunConfig has from summary.json.
-        strategy: options of the strategy.
         hardware: modelled cluster and workload, empty if no time is modelled.
     """
 
@@ -53,21 +53,17 @@ class RunSettings:
 
 
 def read_settings(folder: Path, seed: int | None) -> RunSettings:
-    """Reads config.yaml and .done of a run.
-
-    Args:
-        folder: directory of the run.
-        seed: seed of the run, removed from the name of the model that it starts from.
+    """Reads config.yaml and .done of a run. The name of the model that it starts from loses the seed.
 
     Raises:
         InputError: a file cannot be read, or has another size than when the run was finished.
     """
     done, path = _read_done(folder), folder / CONFIG
-    config = _read(path, yaml.safe_load) if path.exists() else None
+    config = read_record(path, yaml.safe_load, REMEDY) if path.exists() else None
     try:
         return _settings(folder, config, done, seed)
     except (AttributeError, RecursionError, TypeError, ValueError) as error:
-        raise InputError(f"{folder}: {CONFIG} or {DONE} {explain(error)}; run stage 6 (train) again") from error
+        raise InputError(f"{folder}: {CONFIG} or {DONE} {explain(error)}; {REMEDY}") from error
 
 
 def _settings(
@@ -75,7 +71,7 @@ def _settings(
 ) -> RunSettings:  # fmt: skip
     if config is None:
         return RunSettings()
-    options = _flatten(config)
+    options = flatten(config)
     data = {"train.subset": _text(options.get("train.subset") or 1)}
     init = options.get("train.init")
     data |= _select(options, _is_data(str(options.get("features.name", "")), str(options.get("align.system", ""))))
@@ -128,36 +124,16 @@ def _read_done(folder: Path) -> dict[str, Any]:
     path = folder / DONE
     if not path.exists():
         return {}
-    done = _read(path, json.loads)
+    done = read_record(path, remedy=REMEDY)
     files = done.get("files")
     if not isinstance(files, dict) or not isinstance(done.get("config", {}), dict):
-        raise InputError(f"{path}: is not the record of a finished run; run stage 6 (train) again")
+        raise InputError(f"{path}: is not the record of a finished run; {REMEDY}")
     for name in (CONFIG, "summary.json"):
         if name in files and (not (folder / name).exists() or (folder / name).stat().st_size != files[name]):
             raise InputError(
-                f"{folder / name}: is missing, or has another size than when the run was finished; "
-                "run stage 6 (train) again"
+                f"{folder / name}: is missing, or has another size than when the run was finished; {REMEDY}"
             )
     return done
-
-
-def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    try:
-        value = parse(intact(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: cannot be read ({reason}); run stage 6 (train) again") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: holds no options; run stage 6 (train) again")
-    return value
-
-
-def _flatten(options: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns {"a.b": value} of {"a": {"b": value}}."""
-    flat: dict[str, Any] = {}
-    for key, value in options.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _select(options: Mapping[str, Any], wanted: Callable[[str], bool]) -> dict[str, str]:
@@ -224,7 +200,7 @@ def _examples(folder: Path, done: Mapping[str, Any]) -> dict[str, str]:
     if egs is None:
         return {"egs": "current"}
     path = corpus_of(folder) / "egs" / egs.name / DONE
-    record = _read(path, json.loads) if path.exists() else {}
+    record = read_record(path, remedy=REMEDY) if path.exists() else {}
     made, used = str(record.get("date", "")), str(done.get("date", ""))
     earlier = made > used and not _is_source(record, egs, inputs, done)
     return {"egs": "earlier" if earlier else "current"}
@@ -233,12 +209,8 @@ def _examples(folder: Path, done: Mapping[str, Any]) -> dict[str, str]:
 def _is_source(record: Mapping[str, Any], egs: Path, inputs: Sequence[Path], done: Mapping[str, Any]) -> bool:
     """Returns True if a run was made from the examples with this record, which were made again from the same sources.
 
-    Computes the digests of `asr_am.stages.target.Target`.
+    `asr_am.stages.target.Target` has the digests.
     """
     digests: list[str] = done.get("sources") or []
     files = {name: size for name, size in (record.get("files") or {}).items() if name not in (DONE, ".key")}
-    return bool(digests) and _digest([egs.name, [record.get("key"), files]]) == digests[inputs.index(egs)]
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return bool(digests) and digest([egs.name, [record.get("key"), files]]) == digests[inputs.index(egs)]

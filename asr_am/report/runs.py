@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
 from asr_am.report.formatting import describe_faults
-from asr_am.report.results import corpus_of, explain, folders, mean, read_json, without_seed
+from asr_am.report.results import corpus_of, explain, folders, mean, read_record, without_seed
 from asr_am.report.run_settings import RunSettings, Settings, read_settings
 
 log = logging.getLogger(__name__)
@@ -31,10 +31,8 @@ class RunConfig:
         batch: chunks of all learners together.
         strategy: name. `group_runs` appends the options in which runs with the same strategy differ.
         rate: base learning rate, before warm-up and annealing.
-        options: all options of the strategy.
         faults: description, "" for none.
         slow: (learner, factor) of the slowed learners.
-        data: options that decide what the run was trained on.
         method: options of model, training and schedule without an own field here.
         hardware: options of the modelled cluster and workload without an own field here.
     """
@@ -208,7 +206,7 @@ def read_training_run(folder: Path) -> TrainingRun:
         raise InputError(f"{folder}: no such directory; give that of a run, exp/<corpus>/train/<run>")
     if not path.exists():
         raise InputError(f"{folder}: has no summary.json; give a run of stage 6 (train) that has finished an epoch")
-    summary = read_json(path)
+    summary = read_record(path)
     try:
         run = _run(folder, summary)
     except (AttributeError, InputError, KeyError, OverflowError, TypeError, ValueError) as error:

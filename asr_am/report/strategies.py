@@ -7,22 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr_am.report import run_labels
+from asr_am.report import comparisons, run_labels
 from asr_am.report import strategy_tables as tables
-from asr_am.report.comparisons import (
-    SPEED,
-    VERDICT_RULE,
-    Speeds,
-    by_batch,
-    by_strategy,
-    describe_sets,
-    partition,
-    single_learner,
-    speeds,
-    strategies,
-    unlike,
-    widest,
-)
+from asr_am.report.comparisons import SPEED, VERDICT_RULE, Speeds
 from asr_am.report.markup import literal
 from asr_am.report.plot_style import Style, save
 from asr_am.report.results import SystemScore
@@ -53,31 +40,24 @@ class FigureWriter:
 
 
 def strategy_sections(runs: Sequence[TrainingRun], scores: Sequence[SystemScore], folder: Path, link: str) -> list[str]:
-    """Writes the figures and returns the Markdown that shows them.
+    """Writes the figures into `folder` and returns the Markdown that shows them, empty without runs to compare.
 
-    Args:
-        runs: training runs to compare.
-        scores: their word error rates, where scored.
-        folder: directory of the figures.
-        link: prefix of `folder` in Markdown links.
-
-    Returns:
-        Sections, empty if there is nothing to compare.
+    Links begin with `link`. Not all runs need a score.
     """
     groups, figures = group_runs(runs), FigureWriter(folder, link)
-    order, apart = strategies(groups), unlike(groups)
+    order, apart = comparisons.strategies(groups), comparisons.unlike(groups)
     sections = []
-    for part in by_strategy(groups):
+    for part in comparisons.by_strategy(groups):
         sections += _accuracy(part, scores, order, figures, _data(part, apart))
-    for part in by_batch(groups):
+    for part in comparisons.by_batch(groups):
         sections += _batches(part, figures, _data(part, apart))
-    for timed_alike in speeds(groups):
+    for timed_alike in comparisons.speeds(groups):
         further = [*_data(timed_alike.groups, apart), *_timing(timed_alike, groups)]
         sections += _speed(timed_alike, order, figures, further)
     notes = [
         f"Not compared with each other, because their training data differ: {literal(sets)}. To compare them, train "
         "with equal values of these options."
-        for sets in ("; ".join(describe_sets(part)) for part in apart)
+        for sets in ("; ".join(comparisons.describe_sets(part)) for part in apart)
     ]
     return ["## Strategies", *notes, *sections] if sections else []
 
@@ -100,29 +80,18 @@ def _timing(part: Speeds, groups: Sequence[RunGroup]) -> list[str]:
 
 
 def _accuracy(
-    groups: Sequence[RunGroup],
-    scores: Sequence[SystemScore],
-    order: Sequence[str],
-    figures: FigureWriter,
+    groups: Sequence[RunGroup], scores: Sequence[SystemScore], order: Sequence[str], figures: FigureWriter,
     data: Sequence[str],
-) -> list[str]:
-    """Returns figure 5a and table 2. Runs of one epoch are shown only next to a single learner's.
-
-    Args:
-        groups: runs with comparable accuracy.
-        scores: word error rates.
-        order: strategies in the order of their colours.
-        figures: where to save figures.
-        data: words for the heading on the training data.
-    """
-    config, baseline = groups[0].config, single_learner(groups)
+) -> list[str]:  # fmt: skip
+    """Returns figure 5a and table 2. Runs of one epoch are shown only next to a single learner's."""
+    config, baseline = groups[0].config, comparisons.single_learner(groups)
     differ = [field for field in ("optimizer", "rate") if len({getattr(group.config, field) for group in groups}) > 1]
     fields = ("strategy", "learners", *differ)
     sections = [
         f"### By strategy: {_heading(groups, ('corpus', 'model', 'optimizer', 'batch', 'epochs'), data)}",
         f"All: {literal(run_labels.shared(groups))}.",
     ]
-    drawn = [group for group in widest(groups) if len(group.mean_loss_E()) > 1]
+    drawn = [group for group in comparisons.widest(groups) if len(group.mean_loss_E()) > 1]
     if len(drawn) < 2 and baseline is None:
         return []
     if len(drawn) > 1:
@@ -186,7 +155,7 @@ def _speed(part: Speeds, order: Sequence[str], figures: FigureWriter, further: S
         "of the distance of their weights from the mean, after the last epoch.",
         tables.measured(several, run_labels.labels(several, ("strategy", "learners"))),
     ]
-    for members in partition(several, ("learners",)):
+    for members in comparisons.partition(several, ("learners",)):
         if any(run.batches_per_learner for group in members for run in group.runs):
             figure = draw_batches(members, f"{config.corpus}: batches per learner")
             name = f"batches-per-learner-{members[0].config.learners}-{place}"

@@ -54,13 +54,8 @@ def draw_loss(groups: Sequence[RunGroup], labels: Sequence[str], styles: Sequenc
 def draw_speedup(speeds: Speeds, order: Sequence[str], title: str) -> Figure | None:
     """Plots speed-up by number of learners, a line per strategy, and the ideal.
 
-    Args:
-        speeds: groups that were timed alike.
-        order: all strategies of the report, so that each keeps its colour in every figure.
-        title: of the figure.
-
-    Returns:
-        None if there is no reference or only one number of learners.
+    `order` has all strategies of the report, so that each keeps its colour in every figure. Returns None without a
+    reference, or for a single number of learners.
     """
     reference = speeds.reference
     if reference is None:

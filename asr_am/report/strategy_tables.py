@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asr_am.report import formatting
-from asr_am.report.comparisons import (
-    Speeds,
-    Timed,
-    compare,
-    fault_kinds,
-    same_test_set,
-    shared_seeds,
-    strategies,
-    verdict,
-)
+from asr_am.report import comparisons, formatting
+from asr_am.report.comparisons import Speeds, Timed, same_test_set, shared_seeds
 from asr_am.report.markup import table
 from asr_am.report.results import Family, SystemScore, corpus_of
 from asr_am.report.runs import RunGroup, TrainingRun
@@ -65,7 +56,8 @@ def losses(groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup
     header = ["runs", "seeds", "epochs", "held-out loss, best epoch", "difference", "last epoch", "difference"]
     rows = []
     for group, label in zip(groups, labels, strict=True):
-        row = [label, formatting.spans(group.seeds), _epochs(group)]
+        done = min(run.epochs_done for run in group.runs)
+        row = [label, formatting.spans(group.seeds), formatting.finished(done, group.config.epochs)]
         for best in (True, False):
             row += [f"{_loss(group, best):.4f}", _relative(group, baseline, best)]
         rows.append(row)
@@ -91,27 +83,13 @@ def common_seeds(group: RunGroup, baseline: RunGroup) -> tuple[RunGroup, RunGrou
     return (group.of_seeds(seeds), baseline.of_seeds(seeds)) if seeds else None
 
 
-def _epochs(group: RunGroup) -> str:
-    done, planned = min(run.epochs_done for run in group.runs), group.config.epochs
-    return str(done) if planned in (done, None) else f"{done} of {planned}"
-
-
 def accuracy(
     groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup | None, scores: Sequence[SystemScore]
 ) -> str:
-    """Returns table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`.
+    """Returns table 2: WER by subset and LM, mean over seeds, and the difference from `baseline`. "" without scores.
 
     Differences cover the seeds that both groups have, if they are scored on the same test set. The whole test set gets
     a paired bootstrap interval.
-
-    Args:
-        groups: one row each per LM.
-        labels: of the groups.
-        baseline: group to compare with, one of `groups`.
-        scores: all scores of the report.
-
-    Returns:
-        Markdown, "" if no run is scored.
     """
     families = [(group, family) for group, label in zip(groups, labels, strict=True)
                 for family in group_by_lm(group, label, scores)]  # fmt: skip
@@ -146,8 +124,8 @@ def group_by_lm(group: RunGroup, label: str, scores: Sequence[SystemScore]) -> l
 def _significance(pair: tuple[Family, Family] | None) -> list[str]:
     if pair is None:
         return ["–", "–"]
-    versus = compare(*pair)
-    return [signed_interval(versus.outcome.difference), verdict(versus)]
+    versus = comparisons.compare(*pair)
+    return [signed_interval(versus.outcome.difference), comparisons.verdict(versus)]
 
 
 def speed(speeds: Speeds, rows: Sequence[tuple[int, str]]) -> str:
@@ -157,7 +135,7 @@ def speed(speeds: Speeds, rows: Sequence[tuple[int, str]]) -> str:
     """
     keys = [key for key in speeds.seconds if (key.learners, key.faults) in rows]
     keys = [key for key in keys if key != speeds.reference or key.learners > 1]
-    names = [name for name in strategies(speeds.groups) if name in {key.strategy for key in keys}]
+    names = [name for name in comparisons.strategies(speeds.groups) if name in {key.strategy for key in keys}]
     rows = [row for row in rows if row in {(key.learners, key.faults) for key in keys}]
     header = ["learners", "faults", *(text for name in names for text in (f"{name}: time per epoch", "speed-up"))]
     lines = []
@@ -182,5 +160,5 @@ def faulty_rows(speeds: Speeds) -> list[tuple[int, str]]:
     """
     keys = {(group.config.learners, group.config.faults) for group in speeds.groups}
     learners = sorted({number for number, faults in keys if faults})
-    kinds = fault_kinds(speeds.groups)
+    kinds = comparisons.fault_kinds(speeds.groups)
     return [(number, faults) for number in learners for faults in kinds if (number, faults) in keys]

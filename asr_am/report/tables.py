@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asr_am.report.comparisons import Versus, verdict
+from asr_am.report.formatting import finished
 from asr_am.report.markup import Formatted, table
 from asr_am.report.results import Family, LanguageModel, SystemScore
 from asr_am.report.runs import TrainingRun
@@ -29,15 +30,7 @@ def _wer(family: Family, subset: str) -> str:
 def by_run(scores: Sequence[SystemScore]) -> str:
     """Returns all runs: WER and interval by subset, error types, tuned LM weight and penalty, commit and date."""
     subsets = list(scores[0].subsets)
-    header = [
-        "run",
-        *(f"{name} [95 %]" for name in subsets),
-        "sub/del/ins",
-        "words",
-        "dev WER",
-        "LM weight",
-        "ins. penalty",
-    ]
+    header = ["run", *(f"{name} [95 %]" for name in subsets), "sub/del/ins", "words", "dev WER", "LM weight"]
     rows = []
     for score in scores:
         total = score.subsets["all"]
@@ -45,7 +38,7 @@ def by_run(scores: Sequence[SystemScore]) -> str:
         errors = f"{total.substitutions}/{total.deletions}/{total.insertions}"
         tuned = [f"{score.dev_wer:.2f}", f"{score.lm_weight:g}", f"{score.insertion_penalty:g}"]
         rows.append([score.run, *cells, errors, str(total.words), *tuned, score.commit, score.date])
-    return table([*header, "commit", "date"], rows)
+    return table([*header, "ins. penalty", "commit", "date"], rows)
 
 
 def significance(pairs: Sequence[Versus]) -> str:
@@ -70,16 +63,12 @@ def training(runs: Sequence[TrainingRun]) -> str:
     for run in runs:
         best = run.best_epoch - 1
         config = run.config
-        settings = [run.name, config.strategy, _cell(config.learners), _cell(config.batch), _epochs(run)]
+        settings = [run.name, config.strategy, _cell(config.learners), _cell(config.batch)]
+        settings.append(finished(run.epochs_done, config.epochs))
         results = [str(run.best_epoch), f"{run.loss_E[best]:.4f}", f"{run.frame_error_E[best]:.2f} %"]
         made = [run.frames_per_second, config.clock, run.seconds, run.config_hash, run.commit]
         rows.append([*settings, *results, *map(_cell, made)])
     return table(header, rows)
-
-
-def _epochs(run: TrainingRun) -> str:
-    done, planned = run.epochs_done, run.config.epochs
-    return str(done) if planned in (done, None) else f"{done} of {planned}"
 
 
 def language_models(models: Sequence[LanguageModel]) -> str:

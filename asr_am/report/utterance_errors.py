@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Alignment:
+class AlignedWords:
     """Reference and hypothesis of one system, below each other."""
 
     run: str
@@ -53,19 +53,13 @@ class Utterance:
     end: float
     audio: str
     errors: int = 0
-    alignments: list[Alignment] = field(default_factory=list)
+    alignments: list[AlignedWords] = field(default_factory=list)
 
 
 def read_utterances(corpus_dir: Path, runs: Sequence[str], most: int) -> tuple[list[Utterance], int]:
     """Reads the utterances in which any of the systems has an error, those with most errors first.
 
-    Args:
-        corpus_dir: exp/<corpus>.
-        runs: names in exp/<corpus>/score, in the order in which they are shown.
-        most: number of utterances to return.
-
-    Returns:
-        Utterances, and the number of all that have errors.
+    Returns `most` of them, and the number of all. `runs` are names in exp/<corpus>/score, in the order of the page.
 
     Raises:
         InputError: an errors.txt is unreadable.
@@ -85,7 +79,7 @@ def read_utterances(corpus_dir: Path, runs: Sequence[str], most: int) -> tuple[l
             )
             errors = sum(map(int, scores.groups()[1:]))
             utterance.errors += errors
-            utterance.alignments.append(Alignment(run, errors, *_pieces(*(line[PREFIX:] for line in block[2:]))))
+            utterance.alignments.append(AlignedWords(run, errors, *_pieces(*(line[PREFIX:] for line in block[2:]))))
     wrong = sorted((u for u in utterances.values() if u.errors), key=lambda utterance: -utterance.errors)
     return wrong[:most], len(wrong)
 

@@ -27,15 +27,9 @@ def plot_utterance(
     path: Path, title: str, features: Mapping[str, np.ndarray], phones: Sequence[CtmWord], words: Sequence[CtmWord],
     hypothesis: Sequence[tuple[CtmWord, bool]],
 ) -> None:  # fmt: skip
-    """Writes a PNG with a panel for each kind of features, one for the alignment and one for the hypothesis.
+    """Writes a PNG with a panel for each kind of features [T, D], one for the alignment and one for the hypothesis.
 
-    Args:
-        path: the file.
-        title: title of the picture.
-        features: [T, D] by name.
-        phones: aligned phones.
-        words: aligned words.
-        hypothesis: recognised words, and whether each is correct.
+    Each word of the hypothesis comes with whether it is correct.
     """
     seconds = max([FRAME_SHIFT, *(len(x_TD) * FRAME_SHIFT for x_TD in features.values())])
     width = min(max(WIDTH[0], INCHES_PER_SECOND * seconds), WIDTH[1])

@@ -17,15 +17,7 @@ from asr_am.report.markup import code, literal
 from asr_am.report.page import write_page
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
-from asr_am.report.results import (
-    Coverage,
-    Family,
-    SystemScore,
-    group_by_seed,
-    read_coverage,
-    read_language_models,
-    read_scores,
-)
+from asr_am.report.results import Family, SystemScore, group_by_seed, read_coverage, read_language_models, read_scores
 from asr_am.report.run_labels import system_names
 from asr_am.report.run_settings import describe
 from asr_am.report.runs import TrainingRun, group_runs, read_training_runs
@@ -39,8 +31,6 @@ def write_report(corpus_dir: Path, out: Path, command: str, description: str = "
     """Writes corpus_dir/RESULTS.md, out/index.html and the plots: wer, heldout, and those that compare strategies.
 
     Args:
-        corpus_dir: exp/<corpus>.
-        out: directory of the page and of the plots.
         command: command line that reproduces the results, printed for the reader.
         description: what the reader must know of the corpus.
 
@@ -112,12 +102,14 @@ def _families(scores: Sequence[SystemScore], runs: Sequence[TrainingRun]) -> lis
     return families
 
 
-def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], coverage: Coverage | None) -> list[str]:
+def _wer_sections(
+    families: Sequence[Family], comparisons: Sequence[Versus], coverage: tuple[int, dict[str, int]] | None
+) -> list[str]:
     several = max(len(family.scores) for family in families) > 1
     sections = ["## Word error rate on the test set", "![WER by system](report/wer.png)"]
     sections.append("WER in percent" + ("; of several seeds the mean, then each." if several else "."))
     if coverage:
-        sections.append(_coverage(coverage))
+        sections.append(_coverage(*coverage))
     for subset, counts in families[0].scores[0].subsets.items():
         sections += [f"### {literal(subset)} ({counts.words:,} words)", tables.by_system(families, subset)]
     if comparisons:
@@ -134,12 +126,11 @@ def _wer_sections(families: Sequence[Family], comparisons: Sequence[Versus], cov
     return sections
 
 
-def _coverage(coverage: Coverage) -> str:
+def _coverage(scored: int, left_out: dict[str, int]) -> str:
     """Describes how much of the user's test set is scored."""
-    lost = sum(coverage.left_out.values())
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in coverage.left_out.items())
-    total = coverage.utterances + lost
-    return f"{coverage.utterances:,} of {total:,} utterances; {lost:,} left out ({literal(reasons)})."
+    lost = sum(left_out.values())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+    return f"{scored:,} of {scored + lost:,} utterances; {lost:,} left out ({literal(reasons)})."
 
 
 def _training_section(runs: Sequence[TrainingRun]) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from asr_am.errors import InputError
-from asr_am.score.cli import CommandLineParser
+from asr_am.score.cli import CommandLineParser, exit_code
 from asr_am.score.files import STM_FIELDS, read_stm, show
 from asr_am.score.output import write_alignments, write_json, write_table
 from asr_am.score.scoring import ALL, Reference
@@ -17,18 +16,7 @@ from asr_am.score.sctk import score_files_sctk
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 1 after one line on stderr about bad input."""
-    try:
-        _run(_parse(arguments))
-    except InputError as error:
-        print(f"asr_am.score: {error}".replace("\n", " "), file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail again
-        return 1
-    except OSError as error:
-        print(f"asr_am.score: {error.filename}: {error.strerror}; give a path that can be written", file=sys.stderr)
-        return 1
-    return 0
+    return exit_code("asr_am.score", lambda: _run(_parse(arguments)))
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -7,7 +7,6 @@ Legend: a, b = arcs of reference and hypothesis, D = distances, one row per refe
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Callable, Iterable, MutableSequence
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from itertools import accumulate
 import numpy as np
 
 from asr_am.errors import InputError
-from asr_am.score.word_network import Network, Word
+from asr_am.score.files import float32
+from asr_am.score.word_network import Network, NetworkWord
 
 CORRECT, SUBSTITUTION, DELETION, INSERTION = "C", "S", "D", "I"
 MAX_CELLS = 300_000_000  # 1.2 GB
 SMALL_CELLS = 1_000_000  # below, use lists of Python floats: faster than arrays, but eight times larger
 LONG_ROW = 60  # hypothesis words above which rows are computed with NumPy
-NULL_COST = struct.unpack("f", struct.pack("f", 0.001))[0]
+NULL_COST = float32(0.001)
 
 Row = MutableSequence[float]
 Rows = list[Row]
@@ -33,8 +33,8 @@ class Pair:
     """One column of an alignment. `reference` or `hypothesis` is None for an insertion or deletion."""
 
     operation: str
-    reference: Word | None
-    hypothesis: Word | None
+    reference: NetworkWord | None
+    hypothesis: NetworkWord | None
 
 
 def align(reference: Network, hypothesis: Network) -> list[Pair]:
@@ -58,7 +58,7 @@ def align(reference: Network, hypothesis: Network) -> list[Pair]:
     return _trace_back(reference, hypothesis, rows)
 
 
-def words_match(reference: Word, hypothesis: Word) -> bool:
+def words_match(reference: NetworkWord, hypothesis: NetworkWord) -> bool:
     """Compares words, with fragments: `-x` matches a word that ends in x, `x-` one that begins with x."""
     if reference.fragment or hypothesis.fragment:
         for fragment, word in ((reference.text, hypothesis.text), (hypothesis.text, reference.text)):
@@ -69,13 +69,13 @@ def words_match(reference: Word, hypothesis: Word) -> bool:
     return reference.text == hypothesis.text
 
 
-def _skip_cost(word: Word) -> float:
+def _skip_cost(word: NetworkWord) -> float:
     if word.null:
         return NULL_COST
     return 2.0 if word.optional else 3.0
 
 
-def _pair_cost(reference: Word, hypothesis: Word) -> float:
+def _pair_cost(reference: NetworkWord, hypothesis: NetworkWord) -> float:
     if reference.null and hypothesis.null:
         return 1.0
     return 0.0 if words_match(reference, hypothesis) else 4.0
@@ -88,9 +88,9 @@ class _PairCosts:
         self.columns = [word for word in hypothesis.words if word]
         plain = not any(word.fragment or word.null for word in self.columns)
         self._texts = [word.text for word in self.columns] if plain else None
-        self._known: dict[Word, list[float]] = {}
+        self._known: dict[NetworkWord, list[float]] = {}
 
-    def of(self, word: Word) -> list[float]:
+    def of(self, word: NetworkWord) -> list[float]:
         costs = self._known.get(word)
         if costs is None:
             if self._texts is None or word.fragment:
@@ -184,13 +184,13 @@ def _trace_back(reference: Network, hypothesis: Network, rows: Rows) -> list[Pai
         choices = []
         if word and other:
             distance, i, j = _first_minimum(rows, reference.before[a], hypothesis.before[b])
-            choices.append((_float32(distance + _pair_cost(word, other)), i, j))
+            choices.append((float32(distance + _pair_cost(word, other)), i, j))
         if word:
             distance, i, j = _first_minimum(rows, reference.before[a], (b,))
-            choices.append((_float32(distance + _skip_cost(word)), i, j))
+            choices.append((float32(distance + _skip_cost(word)), i, j))
         if other:
             distance, i, j = _first_minimum(rows, (a,), hypothesis.before[b])
-            choices.append((_float32(distance + _skip_cost(other)), i, j))
+            choices.append((float32(distance + _skip_cost(other)), i, j))
         i, j = _choose(choices)
         pair = _pair(word if i != a else None, other if j != b else None)
         if pair:
@@ -216,7 +216,7 @@ def _first_minimum(rows: Rows, arcs: tuple[int, ...], others: tuple[int, ...]) -
     return min(((rows[a][b], a, b) for a in arcs for b in others), key=lambda cell: cell[0])
 
 
-def _pair(word: Word | None, other: Word | None) -> Pair | None:
+def _pair(word: NetworkWord | None, other: NetworkWord | None) -> Pair | None:
     if word and other:
         if word.null and other.null:
             return None
@@ -227,7 +227,3 @@ def _pair(word: Word | None, other: Word | None) -> Pair | None:
     if only.optional:
         return Pair(CORRECT, word, other)
     return Pair(DELETION if word else INSERTION, word, other)
-
-
-def _float32(value: float) -> float:
-    return float(struct.unpack("f", struct.pack("f", value))[0])

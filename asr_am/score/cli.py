@@ -1,8 +1,11 @@
-"""Argument parser shared by the commands that report bad options and bad input alike."""
+"""Shared by commands that report bad options and bad input alike: one line on stderr, and exit code 1."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from asr_am.errors import InputError
@@ -13,3 +16,16 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; --help lists the options")
+
+
+def exit_code(program: str, work: Callable[[], int | None]) -> int:
+    """Does the work of a command. Returns what it returns, or 1 after one line on stderr if a user can mend it."""
+    try:
+        return work() or 0
+    except InputError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+    except BrokenPipeError:  # the reader closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail again
+    except OSError as error:
+        print(f"{program}: {error.filename}: {error.strerror}; give a path that can be written", file=sys.stderr)
+    return 1

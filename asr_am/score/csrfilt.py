@@ -79,17 +79,12 @@ def _filter(text: bytes, rules: RuleSet) -> bytes:
     text = b" " + text.replace(b"(", b"( ").replace(b")", b" )") + b" \n"
     text = rules.apply(text)
     text = _HYPHEN.sub(rb"\1 ", text)
-    text = _each_optional(text)
+    text = _OPTIONAL.sub(lambda found: found[1] + _NEXT_WORD.sub(rb"\1) ( ", found[2]), text)  # (a b) becomes (a) (b)
     text = text.removeprefix(b" ").removesuffix(b"\n").removesuffix(b" ") + b"\n"
     text = _BEFORE_CLOSE.sub(b")", re.sub(rb"\(\s+", b"(", text))
     if not text.endswith(b"\n"):
         raise InputError("a rule leaves an open parenthesis at the end of the text")
     return text[:-1]
-
-
-def _each_optional(text: bytes) -> bytes:
-    """Splits `( a b c )` into `( a ) ( b ) ( c )`."""
-    return _OPTIONAL.sub(lambda found: found[1] + _NEXT_WORD.sub(rb"\1) ( ", found[2]), text)
 
 
 def _expand(where: str, fields: list[bytes]) -> list[Slot]:

@@ -70,11 +70,7 @@ class Slot:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Returns the lines of `path` without line ends.
-
-    Raises:
-        InputError: the file is missing, unreadable, or not a text file.
-    """
+    """Returns the lines of `path` without line ends. Raises InputError if it is missing, unreadable or not text."""
     try:
         data = intact(path).read_bytes()
     except OSError as error:
@@ -124,7 +120,7 @@ def parse_stm(line: Line, *, case_sensitive: bool = False) -> ReferenceSegment:
     if text.startswith(b"<"):
         label, _, text = text.replace(b"\t", b" ").partition(b" ")
         label = label.lower()
-    begin, end = (_float32(float(time)) for time in fields[3:5])
+    begin, end = (float32(float(time)) for time in fields[3:5])
     return ReferenceSegment(line.where, fields[0], fields[1], fields[2], begin, end, label.strip(), text.strip())
 
 
@@ -179,8 +175,8 @@ def _sort_key(text: bytes, time_field: int) -> tuple[bytes, bytes, bytes, float]
     return fields[0], blanks[: len(blanks) - len(blanks.lstrip())], fields[1], float(fields[time_field])
 
 
-def _float32(value: float) -> float:
-    """Rounds to a C float, the type in which sclite reads STM times."""
+def float32(value: float) -> float:
+    """Rounds to a C float, the type in which sclite reads STM times and adds up costs."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 

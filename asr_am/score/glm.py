@@ -56,11 +56,7 @@ class RuleSet:
     _by_start: dict[bytes, list[Rule]] = field(default_factory=dict)
 
     def apply(self, text: bytes) -> bytes:
-        """Rewrites one line.
-
-        Raises:
-            InputError: the line would overflow rfilter1's buffers.
-        """
+        """Rewrites one line. Raises InputError if it would overflow rfilter1's buffers."""
         if len(text) > MAX_TEXT:
             raise InputError(f"a text of {len(text)} bytes; the limit is {MAX_TEXT}, so split the segment")
         folded = text if self.case_sensitive else text.lower()

@@ -16,6 +16,10 @@ from asr_am.score.scoring import ALL, Counts, Score, SegmentScore
 _HEADINGS = ("#Snt", "#Wrd", "Corr", "Sub", "Del", "Ins", "Err", "S.Err")
 _MOST_FREQUENT = 50
 
+COUNTS = (
+    "sentences", "words", "correct", "substitutions", "deletions", "insertions", "errors", "sentence_errors", "wer",
+)  # fmt: skip
+
 
 def write_table(score: Score, stream: TextIO) -> None:
     """Writes percentages per speaker, per subset and in total, in the style of `sclite -o sum`."""
@@ -35,7 +39,8 @@ def write_table(score: Score, stream: TextIO) -> None:
 
 def to_json(score: Score) -> dict[str, dict[str, Any]]:
     """Returns counts and WER in percent (None without reference words) of "all" and of each subset."""
-    return {name: _counts_json(score.subset(name)) for name in [ALL, *score.subsets]}
+    totals = {name: score.subset(name) for name in [ALL, *score.subsets]}
+    return {name: {column: getattr(total, column) for column in COUNTS} for name, total in totals.items()}
 
 
 def write_json(score: Score, path: Path) -> None:
@@ -57,21 +62,6 @@ def _row(name: str, counts: Counts, width: int) -> str:
     parts = (counts.correct, counts.substitutions, counts.deletions, counts.insertions, counts.errors)
     cells = [percent(part, counts.words) for part in parts] + [percent(counts.sentence_errors, counts.sentences)]
     return f"| {name:<{width}} | {counts.sentences:>6} {counts.words:>7} |{''.join(cells)} |"
-
-
-def _counts_json(counts: Counts) -> dict[str, Any]:
-    names = (
-        "sentences",
-        "words",
-        "correct",
-        "substitutions",
-        "deletions",
-        "insertions",
-        "errors",
-        "sentence_errors",
-        "wer",
-    )
-    return {name: getattr(counts, name) for name in names}
 
 
 def _alignment(segment: SegmentScore, *, case_sensitive: bool) -> str:

@@ -28,7 +28,7 @@ import numpy as np
 
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
-from asr_am.score.cli import CommandLineParser
+from asr_am.score.cli import CommandLineParser, exit_code
 from asr_am.score.files import CTM_FIELDS, read_ctm, show
 
 SILENCE = 1.0  # seconds of the first system's silences at which the others may be cut
@@ -131,12 +131,7 @@ def _read(path: Path) -> dict[Channel, list[Vote]]:
 
 
 def align_channel(systems: Sequence[Sequence[Vote]], missing: float) -> Iterator[list[Vote]]:
-    """Yields the slots of a channel, each with one vote of every system.
-
-    Args:
-        systems: the words of each system in order of time.
-        missing: confidence of a missing word.
-    """
+    """Yields the slots of a channel, each with one vote of every system, whose words are in order of time."""
     nothing = Vote(None, 0.0, 0.0, missing)
     for piece in _pieces(systems):
         slots = [[vote] for vote in piece[0]]
@@ -184,17 +179,7 @@ def _silence(words: Sequence[Vote], after: int) -> tuple[float, float]:
 
 
 def _add_system(slots: list[list[Vote]], words: Sequence[Vote], number: int, nothing: Vote) -> list[list[Vote]]:
-    """Aligns the words of a system with the slots.
-
-    Args:
-        slots: votes of the systems before.
-        words: the system's words.
-        number: how many systems are in the slots.
-        nothing: vote for no word.
-
-    Returns:
-        The slots with the system's votes, new ones for words that have no slot.
-    """
+    """Returns the slots of `number` systems with the votes of another one, and new slots for words that have none."""
     numbers: dict[bytes | None, int] = {None: 0}
     votes = [vote for slot in slots for vote in slot]
     word_V, word_B = (
@@ -275,11 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 1 after one line on stderr about bad input."""
     parser = CommandLineParser(prog="python -m asr_am.score.rover", description=__doc__)
     parser.add_argument(
-        "--ctm",
-        type=Path,
-        nargs="+",
-        required=True,
-        help="the systems, best first: it is what the others are aligned with",
+        "--ctm", type=Path, nargs="+", required=True, help="the systems, best first: the others are aligned with it"
     )
     parser.add_argument("--out", type=Path, required=True, help="CTM file to write")
     parser.add_argument("--alpha", type=float, default=1.0, help="weight of frequency against confidence (default: 1)")
@@ -287,18 +268,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--method", choices=("average", "maximum"), default="average", help="of equal words' confidences"
     )
-    try:
+
+    def work() -> None:
         options = parser.parse_args(arguments)
         rover(options.ctm, options.out, Voting(options.alpha, options.missing, options.method))
-    except InputError as error:
-        print(f"asr_am.score.rover: {error}".replace("\n", " "), file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"asr_am.score.rover: {error.filename}: {error.strerror}; give a path that can be written", file=sys.stderr
-        )
-        return 1
-    return 0
+
+    return exit_code("asr_am.score.rover", work)
 
 
 if __name__ == "__main__":

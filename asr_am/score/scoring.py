@@ -114,8 +114,6 @@ class Reference:
     case.
 
     Args:
-        stm: reference file.
-        glm: rules for reference and hypothesis.
         subsets: name to prefix of file names. By default `swb` and `ch` if there are such files.
         case_sensitive: words that differ only in case are different words, as with `sclite -s`.
 
@@ -142,11 +140,7 @@ class Reference:
         self._scores: dict[tuple[int, tuple[Branches, ...]], SegmentScore] = {}
 
     def score(self, ctm: Path) -> Score:
-        """Scores one CTM file.
-
-        Raises:
-            InputError: the file is malformed, or has words of a file that the STM lacks.
-        """
+        """Scores one CTM file. Raises InputError if it is malformed, or has words of a file that the STM lacks."""
         scored = []
         for number, words in self._assign(self._slots(ctm)):
             network = self._networks[number]
@@ -230,19 +224,13 @@ class SubsetRules:
         return subsets
 
 
-def score_files(stm: Path, ctm: Path, glm: Path | None = None, subsets: Mapping[str, str] | None = None) -> Score:
+def score_files(stm: Path, ctm: Path, glm: Path | None = None) -> Score:
     """Scores one hypothesis. To score several against one reference, keep a `Reference` and call its `score`.
-
-    Args:
-        stm: reference file.
-        ctm: hypothesis file.
-        glm: rules for both.
-        subsets: name to prefix of file names, see `Reference`.
 
     Raises:
         InputError: a file is missing or malformed, or they do not belong together.
     """
-    return Reference(stm, glm, subsets).score(ctm)
+    return Reference(stm, glm).score(ctm)
 
 
 def _network(segment: ReferenceSegment) -> Network:

@@ -45,13 +45,6 @@ def score_files_sctk(
 
     Segments are ordered by speaker and have no alignments.
 
-    Args:
-        stm: reference file.
-        ctm: hypothesis file.
-        glm: rules for both.
-        subsets: name to prefix of file names.
-        case_sensitive: run sclite with -s.
-
     Raises:
         InputError: the programs are missing or reject the files.
     """
@@ -64,19 +57,8 @@ def score_files_sctk(
         work = Path(name)
         reference = _prepare(directory, stm, "stm", "ref", glm, work)
         hypothesis = _prepare(directory, ctm, "ctm", "hyp", glm, work)
-        options = [
-            "-F",
-            "-D",
-            "-f",
-            "0",
-            "-o",
-            "pra",
-            "-O",
-            str(work),
-            "-n",
-            "out",
-            *(["-s"] if case_sensitive else []),
-        ]
+        options = ["-F", "-D", "-f", "0", "-o", "pra", "-O", str(work), "-n", "out"]
+        options += ["-s"] if case_sensitive else []
         _run(directory, ["sclite", "-r", str(reference), "stm", "-h", str(hypothesis), "ctm", *options], work)
         report = (work / "out.pra").read_text(encoding="utf-8", errors="backslashreplace")
     segments = [_segment(match) for match in _FIELDS.finditer(report)]
@@ -106,15 +88,9 @@ def _run(directory: Path, command: list[str], work: Path, stdin: Path | None = N
     with open(stdin or os.devnull, "rb") as source, open(stdout or work / "log", "wb") as sink:
         try:
             done = subprocess.run(
-                command,
-                stdin=source,
-                stdout=sink,
-                stderr=subprocess.PIPE,
-                cwd=work,
-                env=environment,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
+                command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=work, env=environment,
+                timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise InputError(f"{command[0]} did not finish within {TIMEOUT_S} s; score without --sctk") from None
     stderr = done.stderr.decode("utf-8", errors="backslashreplace")

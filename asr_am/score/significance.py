@@ -6,7 +6,7 @@ sum of their words. Two systems are compared on the same samples. Legend: B samp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from asr_am.errors import InputError
 
 SAMPLES = 10_000
+LEVEL = 0.95  # of confidence
 _CHUNK_CELLS = 4_000_000
 
 
@@ -44,44 +45,23 @@ class Comparison:
         return self.difference.low > 0.0 or self.difference.high < 0.0
 
 
-def bootstrap_interval(
-    errors: Sequence[int], words: Sequence[int], seed: int = 0, samples: int = SAMPLES, level: float = 0.95
-) -> Interval:
-    """Returns the WER over segments with its percentile interval.
-
-    Args:
-        errors: of each segment, see Score.per_segment.
-        words: reference words of each segment.
-        seed: of the bootstrap.
-        samples: number of bootstrap samples.
-        level: confidence level.
+def bootstrap_interval(errors: Sequence[int], words: Sequence[int], seed: int = 0, samples: int = SAMPLES) -> Interval:
+    """Returns the WER over segments with its percentile interval, given errors and reference words of each segment.
 
     Raises:
         InputError: the lengths differ, a count is negative, or there are no words.
     """
     table_NK = _table(errors, words)
-    return _interval(_wer(table_NK.sum(axis=0)), _wer(_resampled_sums(table_NK, seed, samples)), level)
+    return _interval(_wer(table_NK.sum(axis=0)), _wer(_resampled_sums(table_NK, seed, samples)))
 
 
 def paired_bootstrap(
-    errors_a: Sequence[int],
-    errors_b: Sequence[int],
-    words: Sequence[int],
-    seed: int = 0,
-    words_b: Sequence[int] | None = None,
-    samples: int = SAMPLES,
-    level: float = 0.95,
-) -> Comparison:
-    """Compares systems a and b over the same segments.
+    errors_a: Sequence[int], errors_b: Sequence[int], words: Sequence[int], seed: int = 0,
+    words_b: Sequence[int] | None = None, samples: int = SAMPLES,
+) -> Comparison:  # fmt: skip
+    """Compares systems a and b over the same segments, given their errors and the reference words of each segment.
 
-    Args:
-        errors_a: of each segment, by system a.
-        errors_b: of each segment, by system b.
-        words: reference words of each segment.
-        seed: of the bootstrap.
-        words_b: reference words for system b, if alternations make them depend on the hypothesis.
-        samples: number of bootstrap samples.
-        level: confidence level.
+    Those of system b are others if alternations make them depend on the hypothesis.
 
     Raises:
         InputError: the lengths differ, a count is negative, or there are no words.
@@ -93,7 +73,7 @@ def paired_bootstrap(
     sums_BK = _resampled_sums(table_NK, seed, samples)
     difference_B = _wer(sums_BK[:, 2:]) - _wer(sums_BK[:, :2])
     better = float(np.mean(difference_B < 0) + 0.5 * np.mean(difference_B == 0))
-    return Comparison(better, _interval(_wer(total_K[2:]) - _wer(total_K[:2]), difference_B, level))
+    return Comparison(better, _interval(_wer(total_K[2:]) - _wer(total_K[:2]), difference_B))
 
 
 def _table(errors: Sequence[int], words: Sequence[int]) -> np.ndarray:
@@ -107,14 +87,12 @@ def _table(errors: Sequence[int], words: Sequence[int]) -> np.ndarray:
 
 def _resampled_sums(table_NK: np.ndarray, seed: int, samples: int) -> np.ndarray:
     """Column sums of `samples` bootstrap samples of the rows, [B, K]."""
-    generator = np.random.default_rng(seed)
-    return np.concatenate([table_NK[rows_BN].sum(axis=1) for rows_BN in _draws(generator, len(table_NK), samples)])
-
-
-def _draws(generator: np.random.Generator, segments: int, samples: int) -> Iterator[np.ndarray]:
+    generator, segments, sums = np.random.default_rng(seed), len(table_NK), []
     chunk = max(1, _CHUNK_CELLS // segments)
     for start in range(0, samples, chunk):
-        yield generator.integers(segments, size=(min(chunk, samples - start), segments))
+        rows_BN = generator.integers(segments, size=(min(chunk, samples - start), segments))
+        sums.append(table_NK[rows_BN].sum(axis=1))
+    return np.concatenate(sums)
 
 
 def _wer(sums: np.ndarray) -> np.ndarray:
@@ -122,6 +100,6 @@ def _wer(sums: np.ndarray) -> np.ndarray:
     return 100.0 * sums[..., 0] / np.maximum(sums[..., 1], 1)
 
 
-def _interval(value: np.ndarray, drawn_B: np.ndarray, level: float) -> Interval:
-    low, high = np.quantile(drawn_B, [(1 - level) / 2, (1 + level) / 2])
+def _interval(value: np.ndarray, drawn_B: np.ndarray) -> Interval:
+    low, high = np.quantile(drawn_B, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(value), float(low), float(high))

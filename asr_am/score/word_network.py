@@ -22,7 +22,7 @@ _BRACE = re.compile(rb"[{}]")
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class NetworkWord:
     """A word. sclite prints `value` and compares `text`, which lacks the parentheses of `(optional)`."""
 
     value: bytes
@@ -49,12 +49,12 @@ class Network:
         linear: True if there are no branches and no `@`.
     """
 
-    words: list[Word | None] = field(default_factory=lambda: [None])
+    words: list[NetworkWord | None] = field(default_factory=lambda: [None])
     before: list[tuple[int, ...]] = field(default_factory=lambda: [()])
     last: tuple[int, ...] = (0,)
     linear: bool = True
 
-    def add(self, word: Word, before: tuple[int, ...]) -> tuple[int]:
+    def add(self, word: NetworkWord, before: tuple[int, ...]) -> tuple[int]:
         self.words.append(word)
         self.before.append(before)
         self.linear = self.linear and before == (len(self.words) - 2,) and not word.null
@@ -62,7 +62,7 @@ class Network:
 
 
 @lru_cache(maxsize=100_000)
-def make_word(token: bytes) -> Word:
+def make_word(token: bytes) -> NetworkWord:
     """Parses a token as sclite does: drops text after a semicolon, backslashes, and one final '*'."""
     if not token.startswith(b"{"):
         token = _before_semicolon(token).replace(b"\\", b"")
@@ -70,7 +70,7 @@ def make_word(token: bytes) -> Word:
         token = token[:-1]
     optional = token.startswith(b"(") and token.endswith(b")")
     fragment = token.startswith(b"-") or token.endswith(b"-") or (optional and token[-2:-1] == b"-")
-    return Word(token, token[1:-1] if optional else token, optional, fragment)
+    return NetworkWord(token, token[1:-1] if optional else token, optional, fragment)
 
 
 def _before_semicolon(token: bytes) -> bytes:

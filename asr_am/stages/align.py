@@ -64,16 +64,7 @@ def lexicon_probs(paths: Layout, system: str, out: Path) -> None:
 
 
 def align(paths: Layout, options: dict, sets: list[str], jobs: int, copies: bool, out: Path) -> None:
-    """Trains the systems that have a section in `align`, each from the one before. Aligns the sets with each.
-
-    Args:
-        paths: those of exp/<corpus>.
-        options: the group `align`.
-        sets: names of the sets to align.
-        jobs: parallel jobs.
-        copies: train on copies at other speeds, too.
-        out: directory to write into.
-    """
+    """Trains the systems that have a section in `align`, each from the one before. Aligns the sets with each."""
     from asr_am.hmm.align_corpus import align_corpus
 
     systems = gmm_options(options)
@@ -138,14 +129,7 @@ def check_options(cfg: DictConfig) -> None:
 
 
 def gmm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of each GMM system.
-
-    Args:
-        options: the group `align`.
-
-    Raises:
-        InputError: an option is unknown, of another type or out of range.
-    """
+    """Returns the options of each GMM system. Raises InputError if one is unknown, of another type or out of range."""
     from asr_am.hmm.adaptation import FmllrOptions
     from asr_am.hmm.align_corpus import LdaOptions, MonoOptions, SatOptions, TriOptions
 

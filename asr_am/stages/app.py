@@ -60,7 +60,6 @@ def stage(
 
     Args:
         name: name of the stage and of its log file.
-        targets: returns the targets of a configuration.
         result: returns what a sweep by hydra/sweeper=optuna minimises, after the targets are made.
         sweep_table: returns the results of the jobs of a sweep, as a table.
     """
@@ -103,10 +102,6 @@ def stage(
 def check_before_sweep(targets: Callable[[DictConfig], list[Target]], overrides: Sequence[str]) -> None:
     """Checks the options of all jobs before the first one, unless the recipe has done so.
 
-    Args:
-        targets: returns the targets of a configuration.
-        overrides: those of the command, with their sweeps.
-
     Raises:
         InputError: an option is wrong, or jobs of a sweep would overwrite each other's outputs.
     """
@@ -146,12 +141,7 @@ class JobFailed(Exception):
 
 @contextmanager
 def reports_job(name: str, cfg: DictConfig) -> Iterator[None]:
-    """Checks the options of a job and reports its errors. A failed job of a sweep raises JobFailed: the others go on.
-
-    Args:
-        name: name of the stage.
-        cfg: configuration of the job.
-    """
+    """Checks the options of a job and reports its errors. A failed job of a sweep raises JobFailed: others go on."""
     from asr_am.stages.option_checks import check_options
 
     hydra_cfg = HydraConfig.get()
@@ -184,12 +174,7 @@ def reports_job(name: str, cfg: DictConfig) -> Iterator[None]:
 
 @contextmanager
 def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Ends the process with exit status 1 after an exception, with one line on stderr if a user can fix it.
-
-    Args:
-        name: name of the stage.
-        overrides: those of the command, to find misspelt ones.
-    """
+    """Ends the process with exit status 1 after an exception, with one line on stderr if a user can fix it."""
     try:
         yield
     except (InputError, JobFailed) as error:
@@ -215,12 +200,7 @@ def signal_behind(error: BaseException | None) -> KeyboardInterrupt | SystemExit
 
 
 def disk_problem(error: Exception, folder: Path | None) -> str | None:
-    """Returns what is wrong with a disk or a path, and what to do. None if the exception is not about that.
-
-    Args:
-        error: the exception.
-        folder: where files were written, if that is known.
-    """
+    """Returns what is wrong with a disk or a path, and what to do. None if the exception is not about that."""
     file = error.filename if isinstance(error, OSError) else None
     if is_disk_full(error, folder):
         return f"{folder or file or 'exp'}: {DISK_FULL}"

@@ -20,11 +20,6 @@ log = logging.getLogger(__name__)
 def check_recipe(first: int, last: int, overrides: Sequence[str]) -> None:
     """Checks the overrides of a recipe before its first stage.
 
-    Args:
-        first: number of the first stage that runs.
-        last: number of the last one.
-        overrides: those of the command.
-
     Raises:
         InputError: an option is wrong, or jobs of a sweep would overwrite each other's training.
     """

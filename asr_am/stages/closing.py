@@ -21,13 +21,7 @@ from asr_am.stages.systems import plans
 
 
 def closing_lines(cfg: DictConfig, corpus: str, overrides: Sequence[str]) -> list[str]:
-    """Returns the lines. Each system is shown with the LM that is the best one on dev.
-
-    Args:
-        cfg: the whole configuration.
-        corpus: name of the recipe.
-        overrides: those of the command.
-    """
+    """Returns the lines. Each system is shown with the LM that is the best one on dev."""
     paths = layout(cfg)
     wers, runs = [], []
     for system in plans(cfg):

@@ -49,13 +49,7 @@ def targets(cfg: DictConfig) -> list[Target]:
 def prepare(target: dict, speeds: list[float], below: float, jobs: int, sets: list[str], out: Path) -> None:
     """Runs the corpus' preparation, adds copies at other speeds, and validates the data.
 
-    Args:
-        target: `_target_` of the preparation and its options.
-        speeds: speeds of the copies.
-        below: hours of training speech from which on no copies are made.
-        jobs: parallel jobs.
-        sets: names of the sets.
-        out: directory to write into.
+    There are no copies from `below` hours of training speech on.
     """
     from asr_am.data.manifests import read_supervisions
     from asr_am.data.speed import check_speeds, perturb_speed

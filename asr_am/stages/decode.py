@@ -129,19 +129,7 @@ def decode(
 ) -> None:  # fmt: skip
     """Decodes dev, chooses LM weight, penalty, window and network on it, and decodes test.
 
-    If the LM knows dev, all are those that are best on dev with an LM that does not.
-
-    Args:
-        paths: those of exp/<corpus>.
-        plan: the system.
-        lm: name of the LM.
-        graph_folder: its graph.
-        unseen_graph: builds the graph of the LM that does not know dev.
-        grid: LM weights and insertion penalties.
-        options: the group `decode`.
-        jobs: parallel jobs.
-        device: where the network scores frames: auto, cpu or cuda.
-        out: directory to write into.
+    If the LM knows dev, all are those that are best on dev with an LM that does not, whose graph `unseen_graph` builds.
     """
     from asr_am.decode.decode_set import decode_sets
     from asr_am.decode.shards import DecodeOptions
@@ -170,9 +158,6 @@ def decode(
 
 def combination(decoded: Sequence[Path]) -> System:
     """Returns the system that averages the scores of networks, each as dev has chosen it and its window.
-
-    Args:
-        decoded: decoding runs of the networks.
 
     Raises:
         InputError: one is not a network's, or the networks have other features or states.
@@ -212,16 +197,7 @@ def choose_without_dev(
     candidates: Sequence[System], data_dir: Path, how: DecodeOptions, jobs: int, build_graph: Callable[[Path], None],
     out: Path,
 ) -> Chosen:  # fmt: skip
-    """Chooses on dev, with a graph whose LM does not know dev, unless that is done. Writes <out>/unseen/decode.json.
-
-    Args:
-        candidates: the system with that graph, with each network and window.
-        data_dir: output of stage data.
-        how: search options and the grid.
-        jobs: parallel jobs.
-        build_graph: builds the graph in a directory.
-        out: directory of the decoding run.
-    """
+    """Chooses on dev, with a graph whose LM does not know dev, unless that is done. Writes <out>/unseen/decode.json."""
     from asr_am.decode.decode_set import decode_sets
     from asr_am.lang.prepare import UNSEEN
 
@@ -238,13 +214,7 @@ def choose_without_dev(
 
 
 def likelihoods(decoded: Path, device: str, out: Path) -> None:
-    """Writes scaled log-likelihoods of dev and test by graph label, for `latgen-faster-mapped` with our HCLG.fst.
-
-    Args:
-        decoded: the decoding run.
-        device: as for `decode`.
-        out: directory to write into.
-    """
+    """Writes scaled log-likelihoods of dev and test by graph label, for `latgen-faster-mapped` with our HCLG.fst."""
     from asr_am.decode.score_server import scores_from_gpu
     from asr_am.decode.scorer import write_log_likelihoods
     from asr_am.decode.system import System

@@ -17,15 +17,7 @@ from asr_am.features.fusion import stack_of
 from asr_am.options import build
 from asr_am.stages.align import ALIGNED_SETS
 from asr_am.stages.app import stage
-from asr_am.stages.layout import (
-    Layout,
-    denominator_path,
-    egs_dir,
-    has_phone_states,
-    input_dirs,
-    layout,
-    states_name,
-)
+from asr_am.stages.layout import Layout, denominator_path, egs_dir, has_phone_states, input_dirs, layout, states_name
 from asr_am.stages.sections import EgsOptions, values
 from asr_am.stages.systems import GMM_FEATURES
 from asr_am.stages.target import Target
@@ -92,12 +84,7 @@ def denominator(align_dir: Path, out: Path) -> None:
 
 
 def examples_bytes(paths: Layout, options: dict) -> float:
-    """Returns the size of the examples in bytes. An aligned frame has 5 bytes in its archive.
-
-    Args:
-        paths: those of exp/<corpus>.
-        options: as for `pair`.
-    """
+    """Returns the size of the examples in bytes. An aligned frame has 5 bytes in its archive."""
     from asr_am.features.fusion import InputReader
 
     archives = [paths.system(options["system"]) / "ali" / f"{subset}.ark" for subset in ("train", "dev")]

@@ -35,16 +35,7 @@ def targets(cfg: DictConfig) -> list[Target]:
 
 
 def extract(data_dir: Path, kind: str, options: dict, jobs: int, allow_pipes: bool, out: Path) -> None:
-    """Writes the features of every utterance and the CMVN statistics of every speaker.
-
-    Args:
-        data_dir: output of stage data.
-        kind: kind of the features.
-        options: the sets, and the options of the kind.
-        jobs: parallel jobs.
-        allow_pipes: the user has allowed the commands in wav.scp.
-        out: directory to write into.
-    """
+    """Writes the features of every utterance and the CMVN statistics of every speaker."""
     from asr_am.features.extract import extract_features
 
     made, sets = made_kind(kind, options), options["sets"]
@@ -65,13 +56,7 @@ def made_kind(name: str, options: Mapping[str, Any]) -> FeatureKind:
 
 
 def archive_bytes(data_dir: Path, kind: str, options: Mapping[str, Any]) -> float:
-    """Returns the size of the archives in bytes: float32, 100 frames per second.
-
-    Args:
-        data_dir: output of stage data.
-        kind: kind of the features.
-        options: the sets, and the options of the kind.
-    """
+    """Returns the size of the archives in bytes: float32, 100 frames per second."""
     from asr_am.data.manifests import read_supervisions
 
     segments = (segment for subset in options["sets"] for segment in read_supervisions(data_dir, subset))

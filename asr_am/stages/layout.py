@@ -21,7 +21,6 @@ report/, RESULTS.md                 stage 10
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -33,27 +32,16 @@ from asr_am.options import check_name
 CHAIN = "chain"  # begins the name of the states of chain models
 
 
-@dataclass(frozen=True)
 class Layout:
-    """The folders of exp/<corpus>. All but `root` are outputs of a stage, or hold outputs of several.
+    """The folders of exp/<corpus>. All but `root` are outputs of a stage, or hold outputs of several."""
 
-    Attributes:
-        root: exp/<corpus>.
-    """
-
-    root: Path
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "log"
-
-    @property
-    def data(self) -> Path:
-        return self.root / "data"
-
-    @property
-    def texts(self) -> Path:
-        return self.data / "lm"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.logs = root / "log"
+        self.data, self.texts = root / "data", root / "data/lm"
+        self.features = root / "features"
+        self.align, self.alignments = root / "align", root / "alignments"
+        self.report, self.results = root / "report", root / "RESULTS.md"
 
     def lang(self, *, probs: bool = False) -> Path:
         return self.root / ("lang_probs" if probs else "lang")
@@ -61,21 +49,9 @@ class Layout:
     def lm(self, name: str) -> Path:
         return self.root / "lm" / name
 
-    @property
-    def features(self) -> Path:
-        return self.root / "features"
-
-    @property
-    def align(self) -> Path:
-        return self.root / "align"
-
     def system(self, name: str) -> Path:
         """Returns the folder of states and alignments: of a GMM system, or of chain models (`states_name`)."""
         return self.align / name if not name.startswith(CHAIN) else self.root / "egs" / name
-
-    @property
-    def alignments(self) -> Path:
-        return self.root / "alignments"
 
     def egs(self, features: str, system: str) -> Path:
         return self.root / "egs" / f"{features}-{system}"
@@ -101,14 +77,6 @@ class Layout:
     def scored(self, run: str) -> Path:
         return self.root / "score" / run
 
-    @property
-    def report(self) -> Path:
-        return self.root / "report"
-
-    @property
-    def results(self) -> Path:
-        return self.root / "RESULTS.md"
-
 
 def layout(cfg: DictConfig) -> Layout:
     """Returns the paths of `exp/<corpus>`. Raises InputError as `corpus_dir`."""
@@ -116,11 +84,7 @@ def layout(cfg: DictConfig) -> Layout:
 
 
 def corpus_dir(cfg: DictConfig) -> Path:
-    """Returns `exp/<corpus>`, the directory of everything made from a corpus.
-
-    Raises:
-        InputError: corpus.name is missing or not a plain name.
-    """
+    """Returns exp/<corpus>, which holds all that a corpus gives. Raises InputError without a plain name for it."""
     if OmegaConf.is_missing(cfg.corpus, "name"):
         raise InputError("corpus.name is needed: choose a name for this data")
     return Path(cfg.exp) / check_name("corpus.name", cfg.corpus.name)

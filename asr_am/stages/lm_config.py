@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 
 def lm_config(cfg: DictConfig, out: Path) -> TrainConfig:
-    """Parses the configuration of a language model's training.
-
-    Args:
-        cfg: the whole configuration.
-        out: directory of the run.
-
-    Raises:
-        InputError: an option is unknown, of another type, out of range or does not fit another one.
-    """
+    """Parses the configuration of a language model's training. Raises InputError for an option that is wrong."""
     from asr_am.train.lm import LmOptions
 
     section = build(LmSection, values(cfg.lm), "lm")

@@ -32,9 +32,6 @@ def mmi_run(cfg: DictConfig) -> str:
 def mmi_config(cfg: DictConfig) -> DictConfig:
     """Returns the configuration of the run.
 
-    Args:
-        cfg: configuration of the run that it starts from.
-
     Raises:
         InputError: an option is unknown or out of range, the learners cannot divide the batch, or the features join
             frames.

@@ -36,10 +36,6 @@ STAGES_WITH_OPTIONS = ("lang", "features", "align", "speaker", "egs", "train", "
 def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Checks every option. Imports torch unless all of them are sure to be right.
 
-    Args:
-        cfg: the whole configuration.
-        overrides: those that it was composed with.
-
     Raises:
         InputError: an option is unknown, missing, of another type, out of range or does not fit another one.
     """
@@ -60,14 +56,7 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def check_jobs(overrides: Sequence[str]) -> None:
-    """Checks every option of every job of a command. Call it where configurations can be composed.
-
-    Args:
-        overrides: those of the command, with their sweeps.
-
-    Raises:
-        InputError: an option is wrong.
-    """
+    """Raises InputError for a wrong option of any job of a command. Call it where configurations can be composed."""
     for job in jobs_of(overrides):
         check_options(compose_job(job), job)
 

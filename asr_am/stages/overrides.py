@@ -84,10 +84,6 @@ def check_sweep(targets: TargetsFn, overrides: Sequence[str]) -> None:
     """Raises InputError if jobs of a sweep would write different results to the same directory.
 
     Varies one swept option at a time. Call it where configurations can be composed.
-
-    Args:
-        targets: returns the targets of a stage.
-        overrides: those of the command, with their sweeps.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     first = first_values(overrides)
@@ -121,14 +117,9 @@ def _clash_message(clashes: dict[str, Path], cfg: DictConfig) -> str:
 
 
 def late_overrides(targets: Sequence[TargetsFn], overrides: Sequence[str]) -> Iterator[tuple[str, int, Path]]:
-    """Finds overrides of stages that do not run, and whose outputs were made with other values.
+    """Yields overrides of stages that do not run and whose outputs were made with other values.
 
-    Args:
-        targets: for each stage that does not run, the function that returns its targets.
-        overrides: those of the command.
-
-    Yields:
-        The override, the number of its stage, and the output that was made with another value.
+    Each comes with the number of its stage and an output. `targets` are the functions of these stages.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     first = first_values(overrides)
@@ -167,11 +158,7 @@ def _other_keys(out: Path, config: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def configurations(overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Lets configurations be composed in a program of its own. Raises InputError in place of Hydra's errors.
-
-    Args:
-        overrides: those to find misspelt names in.
-    """
+    """Lets configurations be composed in a program of its own. Raises InputError in place of Hydra's errors."""
     try:
         with composing():
             yield

@@ -33,12 +33,13 @@ from asr_am.stages.option_checks import compose_job
 from asr_am.stages.resolvers import composing, hours_of
 from asr_am.stages.sections import values
 from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
+from asr_am.stages.train_config import strategy_factory, without_name
 
 if TYPE_CHECKING:
     from asr_am.distributed.cluster_config import Workload
     from asr_am.features.kinds import FeatureKind
     from asr_am.models.acoustic import ModelOptions
-    from asr_am.stages.speeds import Speeds
+    from asr_am.stages.speeds import MachineSpeeds
 
 FRAMES = 360_000  # of an hour
 EVALUATED, MOST_EVALUATED = 0.08, 5.0  # share of the hours that dev has, and test again; hours at most
@@ -73,12 +74,10 @@ class Need:
     """What a stage needs.
 
     Attributes:
-        stage: its name.
         core_hours: CPU time.
         hours: on this machine with `nj` jobs, or on the virtual cluster.
         disk: bytes that it leaves.
         memory: bytes of each process.
-        note: anything else, as text.
     """
 
     stage: str
@@ -89,7 +88,7 @@ class Need:
     note: str = ""
 
 
-def plan(cfg: DictConfig) -> tuple[list[Need], Speeds]:
+def plan(cfg: DictConfig) -> tuple[list[Need], MachineSpeeds]:
     """Returns the needs of each stage, and the measured speeds.
 
     Raises:
@@ -183,11 +182,7 @@ def _systems(cfg: DictConfig) -> dict[str, Mapping[str, Any]]:
 def gmm_seconds(cfg: DictConfig, train: float, spoken: float, dev: float) -> float:
     """Returns millionths of the core seconds of stage align: frames times `PER_FRAME`.
 
-    Args:
-        cfg: the whole configuration.
-        train: frames of the training set.
-        spoken: those without copies at other speeds.
-        dev: frames of dev.
+    `spoken` are the frames of the training set without copies at other speeds.
     """
     whole, train = train, train if cfg.speed_perturb_gmms else spoken
     systems, total = _systems(cfg), 0.0
@@ -208,7 +203,7 @@ def gmm_seconds(cfg: DictConfig, train: float, spoken: float, dev: float) -> flo
 def made_model(cfg: DictConfig) -> ModelOptions:
     from asr_am.models.acoustic import model_options
 
-    return model_options(**{key: value for key, value in values(cfg.model).items() if key != "name"})
+    return model_options(**without_name(cfg.model))
 
 
 def model_bytes(cfg: DictConfig) -> float:
@@ -240,12 +235,11 @@ def training_speed(cfg: DictConfig) -> float:
     return measured_speeds(cfg).training
 
 
-def measured_speeds(cfg: DictConfig) -> Speeds:
+def measured_speeds(cfg: DictConfig) -> MachineSpeeds:
     from asr_am.stages.speeds import speeds
 
-    model = {key: value for key, value in values(cfg.model).items() if key != "name"}
     inputs, chunk = sum(num_columns(cfg).values()), cfg.train.chunk or cfg.egs.chunk
-    return speeds(Path(cfg.exp) / "speeds.json", model, inputs, num_pdfs(cfg), chunk)
+    return speeds(Path(cfg.exp) / "speeds.json", without_name(cfg.model), inputs, num_pdfs(cfg), chunk)
 
 
 def training(cfg: DictConfig, train: float, speed: float, outputs: int) -> Need:
@@ -277,16 +271,9 @@ def sequence_training(cfg: DictConfig, train: float, speed: float, outputs: int)
 
 
 def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[float, float]:
-    """Returns the hours of an epoch on the virtual cluster, and the bytes that a learner sends for each batch.
-
-    Args:
-        cfg: the whole configuration.
-        updates: batches of all learners together.
-        weights: bytes of the network, for workloads that have none of their own.
-    """
+    """Returns the hours of an epoch of `updates` on the virtual cluster, and the bytes a learner sends per batch."""
     from asr_am.distributed.cluster_config import Cluster
     from asr_am.distributed.simulator.epoch_timing import time_epoch
-    from asr_am.stages.train_config import strategy_factory
 
     hardware = Cluster.build(values(cfg.cluster))
     hardware.check(cfg.learners)
@@ -301,13 +288,7 @@ def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[floa
 
 
 def timed_workload(cfg: DictConfig, device: str, weights: float) -> Workload:
-    """Returns the workload with the seconds of a learner's batch, and its bytes.
-
-    Args:
-        cfg: the whole configuration.
-        device: kind of device.
-        weights: bytes of the network, for workloads that have none of their own.
-    """
+    """Returns the workload with the seconds of a learner's batch and bytes, those of the network if it has none."""
     from asr_am.distributed.cluster_config import Workload
 
     workload = Workload.build(values(cfg.workload))

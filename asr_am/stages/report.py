@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from asr_am.dask_jobs.options import JobOptions
+from asr_am.dask_jobs.job_options import JobOptions
 from asr_am.stages.app import stage
 from asr_am.stages.layout import Layout, layout
 from asr_am.stages.recipe_files import ROOT
@@ -43,12 +43,7 @@ def targets(cfg: DictConfig) -> list[Target]:
 
 
 def command_line(corpus: str, left_out: Sequence[str] = LEFT_OUT) -> str:
-    """Returns the command that makes these results, the whole command of a sweep, as far as this stage knows it.
-
-    Args:
-        corpus: name of the corpus.
-        left_out: overrides that are left out.
-    """
+    """Returns the command that makes these results, the whole command of a sweep, as far as this stage knows it."""
     given = [word for word in sys.argv[1:] if "=" in word and word[0] != "-"] if HydraConfig.initialized() else []
     given = [override for override in given if override.split("=")[0] not in left_out]
     recipe = f"recipes/{corpus}/run.sh"
@@ -61,16 +56,7 @@ def command_line(corpus: str, left_out: Sequence[str] = LEFT_OUT) -> str:
 def write(
     paths: Layout, command: str, description: str, model: Path | None, logger: dict[str, Any], out: Path
 ) -> None:  # fmt: skip
-    """Writes tables and plots, prints the word error rates, and adds RESULTS.md to the tracking of a training run.
-
-    Args:
-        paths: those of exp/<corpus>.
-        command: command that makes these results.
-        description: of the corpus.
-        model: directory of the training run of the configuration, None without one.
-        logger: the group `logger`.
-        out: directory of the page and of the plots.
-    """
+    """Writes tables and plots, prints the word error rates, and adds RESULTS.md to the tracking of a training run."""
     from asr_am.report.write import write_report
 
     write_report(paths.root, out, command, description)

@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SPEAKER_COLUMNS = (
-    "sentences", "words", "correct", "substitutions", "deletions", "insertions", "errors", "sentence_errors", "wer",
-)  # fmt: skip
-
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns a target per system and LM, and with rescore=true another per system and mixture."""
@@ -66,15 +62,6 @@ def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: di
 
     Writes table, errors, wer.json and segments.json, and for dev and test the words and the reference that were scored:
     <set>/hyp.ctm and <set>/ref.stm.
-
-    Args:
-        paths: those of exp/<corpus>.
-        words: the decoding or rescoring run.
-        plan: its system.
-        lm: name of its language model.
-        options: the group `score`.
-        logger: the group `logger`.
-        out: directory to write into.
     """
     from asr_am.decode.ctm import ctm_name
     from asr_am.decode.dev_choice import DevChoice, read_reference
@@ -117,26 +104,16 @@ def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: di
 
 
 def track(tracker: Tracker, model: Path, lm: str, results: Mapping[str, Any], score: Score) -> None:
-    """Adds word error rates, a table of errors per speaker and the network to the tracking of a training run.
-
-    Args:
-        tracker: experiment tracking.
-        model: directory of the training run.
-        lm: name of the LM.
-        results: content of wer.json.
-        score: score of the test set.
-    """
+    """Adds word error rates, a table of errors per speaker and the network to the tracking of a training run."""
+    from asr_am.score.output import COUNTS
     from asr_am.train.run_log import saved_config
 
     subsets = {name: value for name, value in results.items() if isinstance(value, dict)}
     wers = {"dev": results["dev_wer"]} | {name: value["wer"] for name, value in subsets.items()}
-    rows = [
-        [speaker, *(getattr(counts, column) for column in SPEAKER_COLUMNS)]
-        for speaker, counts in score.speakers().items()
-    ]
+    rows = [[speaker, *(getattr(total, column) for column in COUNTS)] for speaker, total in score.speakers().items()]
     tracker.start(model, saved_config(model))
     tracker.summarize({f"wer/{lm}/{name}": wer for name, wer in wers.items()})
-    tracker.table(f"errors/{lm}", ["speaker", *SPEAKER_COLUMNS], rows)
+    tracker.table(f"errors/{lm}", ["speaker", *COUNTS], rows)
     tracker.save(model / "best.pt", "model", copy=False)
     tracker.finish()
 

@@ -22,12 +22,12 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from asr_am.dask_jobs.options import JobOptions
+from asr_am.dask_jobs.job_options import JobOptions
 from asr_am.data.ownership import check_corpus_dir
 from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.runtime.preemption import SIGNALS, signal_numbers
 from asr_am.errors import InputError
-from asr_am.options import build, check_name
+from asr_am.options import build, check_least, check_name
 from asr_am.stages.layout import corpus_dir
 from asr_am.stages.overrides import home_hint
 
@@ -56,9 +56,7 @@ class RecipeOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name, least in (("nj", 1), ("learners", 1), ("seed", 0), ("speed_perturb_below", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)}: must be at least {least}")
+        check_least(self, "", nj=1, learners=1, seed=0, speed_perturb_below=0)
         check_name("run", self.run)
 
 
@@ -89,13 +87,7 @@ class NgramOptions:
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """The options of group `features`. They are explained in its files.
-
-    Attributes:
-        name: kind of the network's features.
-        kinds: options of each kind that this stage makes.
-        random_phase: whether stacks of frames begin at different frames of an utterance.
-    """
+    """The options of group `features`. They are explained in its files."""
 
     name: str
     kinds: Mapping[str, Any]
@@ -112,30 +104,12 @@ class EgsOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name in ("chunk", "shard_frames"):
-            if getattr(self, name) < 1:
-                raise InputError(f"egs.{name}={getattr(self, name)}: must be at least 1")
+        check_least(self, "egs", chunk=1, shard_frames=1)
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options of conf/launcher, for the launchers that start or join processes.
-
-    Attributes:
-        nodes: hosts.
-        node_rank: number of this host.
-        address: host:port of node 0.
-        max_restarts: restarts of each learner, or of a synchronous team, within an hour.
-        restart_after: seconds before a restart, for each death before it within an hour.
-        min_learners: fewest learners that go on after a host is lost.
-        grace: seconds in which learners that are asked to end must have done so.
-        signals: signals that ask for a checkpoint and the end of the run.
-        timeout: seconds to wait for the others at the start.
-        key_file: shared secret of all hosts.
-        encrypt: what to encrypt, see conf/launcher.
-        share_gpus: several learners of a host may compute on one GPU.
-        wire: type in which weights and gradients travel between learners.
-    """
+    """The options of the launchers that start or join processes. They are explained in conf/launcher/process.yaml."""
 
     nodes: int = 1
     node_rank: int = 0
@@ -156,8 +130,7 @@ class LaunchOptions:
         signal_numbers(self.signals)
         if self.grace < 0:
             raise InputError(f"launcher.grace={self.grace}: must be at least 0 seconds")
-        if self.min_learners < 1:
-            raise InputError(f"launcher.min_learners={self.min_learners}: must be at least 1")
+        check_least(self, "launcher", min_learners=1)
 
     @classmethod
     def parse(cls, launcher: DictConfig, where: str = "launcher") -> LaunchOptions:
@@ -187,9 +160,7 @@ class MmiSection:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name in ("epochs", "chunk", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"mmi.{name}={getattr(self, name)}: must be at least 1")
+        check_least(self, "mmi", epochs=1, chunk=1, batch_size=1)
         for name in ("rate", "anneal"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"mmi.{name}={getattr(self, name)}: must be above 0")
@@ -233,9 +204,7 @@ class LmSection:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        for name in ("pieces", "learners"):
-            if getattr(self, name) < 1:
-                raise InputError(f"lm.{name}={getattr(self, name)}: must be at least 1")
+        check_least(self, "lm", pieces=1, learners=1)
         launcher = self.launcher["name"]
         if launcher not in LM_LAUNCHERS:
             raise InputError(f"launcher@lm.launcher={launcher}: must be one of {', '.join(LM_LAUNCHERS)}")

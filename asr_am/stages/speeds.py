@@ -28,12 +28,10 @@ DISK_BYTES = 1 << 27
 
 
 @dataclass(frozen=True)
-class Speeds:
+class MachineSpeeds:
     """Speeds of one core, and of the disk.
 
     Attributes:
-        date: when they were measured.
-        processor: where.
         network: what was trained, as text.
         features: frames/s of MFCC extraction.
         training: frames/s of training steps of the network.
@@ -48,20 +46,12 @@ class Speeds:
     disk: float
 
 
-def speeds(path: Path, model: dict[str, Any], inputs: int, outputs: int, chunk: int) -> Speeds:
-    """Returns the speeds in a file, measured now if it has none of this processor and network.
-
-    Args:
-        path: the file.
-        model: options of the network.
-        inputs: inputs of the network.
-        outputs: its outputs.
-        chunk: frames of a training chunk.
-    """
+def speeds(path: Path, model: dict[str, Any], inputs: int, outputs: int, chunk: int) -> MachineSpeeds:
+    """Returns the speeds in a file, measured now if it has none of this processor and network."""
     network = json.dumps([model, inputs, outputs, chunk], sort_keys=True)
     processor = processor_name()
     try:
-        known = Speeds(**json.loads(path.read_text(encoding="utf-8")))
+        known = MachineSpeeds(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         known = None
     except (OSError, ValueError, TypeError) as error:
@@ -72,7 +62,7 @@ def speeds(path: Path, model: dict[str, Any], inputs: int, outputs: int, chunk: 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        measured = Speeds(
+        measured = MachineSpeeds(
             datetime.now(UTC).isoformat(timespec="minutes"), processor, network, _feature_speed(),
             _training_speed(model_options(**model).make(inputs, outputs), inputs, outputs, chunk),
             _disk_speed(path.parent),

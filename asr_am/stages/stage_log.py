@@ -55,12 +55,7 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
 
 
 def start_logging(path: Path, quiet: bool = False) -> None:
-    """Starts logging: everything to a file, INFO to stdout in short lines, warnings and errors to stderr.
-
-    Args:
-        path: the log file, which is appended to.
-        quiet: write nothing to stdout.
-    """
+    """Starts logging: everything to a file, INFO to stdout in short lines, warnings and errors to stderr."""
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)

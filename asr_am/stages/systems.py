@@ -50,11 +50,6 @@ def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]], decoded: Path) 
 
     On sentences that an LM knows, the best LM weight is far too large for others. With such an LM it is the one scale
     that `asr_am.stages.decode` has chosen with another LM, or `UNTUNED`.
-
-    Args:
-        lm_dir: output of stage lang for the LM.
-        grid: LM weights and insertion penalties.
-        decoded: decoding run of the system with this LM.
     """
     from asr_am.decode.lattice import LmScale
     from asr_am.lang.prepare import UNSEEN, knows_dev
@@ -99,7 +94,6 @@ class SystemPlan:
     Attributes:
         name: its name in results, for a network that of its training run.
         gmm: GMM system or chain model (`states_name`) that the states are from.
-        features: kind of features.
         model: directory of the network's training run, None for the GMM.
         seed: seed of the network, None for the GMM.
         windows: windows to try on dev, None: those of section decode.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import hashlib
 import itertools
 import json
 import logging
@@ -31,13 +30,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from asr_am import disk
-from asr_am.data.checksums import FIELD, file_crc32s
+from asr_am.data.checksums import FIELD, digest, file_crc32s
 from asr_am.data.ownership import DONE, KEY, begun_config, begun_key, files_in, refuse_foreign, refuse_unsigned
 from asr_am.data.temporary import remove_leftovers
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
+from asr_am.options import flatten
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +56,6 @@ class Target:
     """One output directory and how to make it.
 
     Attributes:
-        out: the directory.
-        inputs: files and directories that it is made from.
-        config: values that it is made from.
         build: called with the directory to write into. Files in it are from an interrupted call with the same key.
         in_place: build in `out` itself, for outputs that people watch while they grow (training). If `out` belongs to
             another key, build in `<out>.new` and rename it when it is finished. The other output is kept as
@@ -101,11 +98,11 @@ class Target:
 
     def _sources(self) -> list[str]:
         """Returns a digest of each input."""
-        return [_digest([path.name, _part_of_target(path) or _fingerprint(path)]) for path in self.inputs]
+        return [digest([path.name, _part_of_target(path) or _fingerprint(path)]) for path in self.inputs]
 
     def _keys(self, sources: list[str]) -> Keys:
         fixed = {name: value for name, value in self.config.items() if name not in self.may_change}
-        return Keys(_digest([self.version, fixed, sources]), _digest([self.version, self.config, sources]))
+        return Keys(digest([self.version, fixed, sources]), digest([self.version, self.config, sources]))
 
     def _complete(self, folder: Path, keys: Keys) -> bool:
         """Returns True if `folder` was finished with this key and still has all of its files."""
@@ -131,12 +128,7 @@ class Target:
         refuse_foreign(folder, self._ours(folder), "is to be replaced")
 
     def _check_ownership(self, folder: Path, keys: Keys) -> None:
-        """Raises InputError if what this target would replace is not its own.
-
-        Args:
-            folder: the directory to build in.
-            keys: keys of this target.
-        """
+        """Raises InputError if what this target would replace is not its own."""
         for path in self.inputs:
             if path.resolve().is_relative_to(self.out.resolve()):
                 raise InputError(
@@ -289,7 +281,7 @@ class Target:
 
     def _difference(self) -> str:
         """Returns in which values `out` differs from what it would be made from now."""
-        before, now = _flat(begun_config(self.out)), _flat(json.loads(json.dumps(self.config, default=str)))
+        before, now = flatten(begun_config(self.out)), flatten(json.loads(json.dumps(self.config, default=str)))
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         if not before or not names:
             return "inputs"
@@ -303,12 +295,7 @@ class Target:
 
 
 def check_space(out: Path, needed: float) -> None:
-    """Raises InputError if the disk has too little free space.
-
-    Args:
-        out: what is to be written. It need not exist.
-        needed: estimated bytes.
-    """
+    """Raises InputError if the disk has too little free space."""
     from asr_am.report.formatting import size
 
     needed *= SPACE_MARGIN
@@ -365,19 +352,6 @@ def _damaged(directory: Path, record: dict) -> str | None:
         except OSError:
             return name
     return None
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested values by their dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
-    return flat
-
-
-def _digest(value: object) -> str:
-    """Returns 16 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _part_of_target(path: Path) -> object:

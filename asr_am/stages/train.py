@@ -129,10 +129,7 @@ def key_values(cfg: DictConfig) -> dict[str, object]:
 def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
     """Trains in `out`, or continues there, with the processes that the launcher says.
 
-    Args:
-        cfg: the whole configuration.
-        is_leader: False on all hosts (launcher=process) or ranks (torchrun, mpi) but one, which write nothing here.
-        out: directory of the run.
+    All hosts (launcher=process) or ranks (torchrun, mpi) but the leader write nothing here.
     """
     from asr_am.distributed.leases import HostLost
     from asr_am.train.run_setup import training_device
@@ -154,10 +151,7 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
 def on_hosts_left(cfg: DictConfig, config: TrainConfig, lost: HostLost) -> DictConfig:
     """Returns the configuration of the largest team that fits on the hosts that are left. All of them choose the same.
 
-    Args:
-        cfg: the whole configuration.
-        config: its options.
-        lost: the loss. It is raised if no team with `launcher.min_learners` fits, or if this host is not in it.
+    Raises the loss if no team with `launcher.min_learners` fits, or if this host is not in it.
     """
     launch = config.launch_options
     most = config.size // launch.nodes  # ranks of a host
@@ -205,11 +199,7 @@ def run_bytes(cfg: DictConfig) -> float:
 
 
 def check_strategy(config: TrainConfig) -> None:
-    """Finds the options that a learner would refuse, before any learner starts.
-
-    Raises:
-        InputError: names the option.
-    """
+    """Raises InputError for an option that a learner would refuse, before any learner starts."""
     config.cluster.faults.check(config.size)
     small_strategy(config).check(config.cluster.faults)
 

@@ -36,17 +36,12 @@ class TrainConfig:
     """Everything that a training run needs.
 
     Attributes:
-        out: directory of the run.
         open_run: makes the run of an acoustic model or a language model in this process.
-        options: options of the training.
         learners: ranks that compute gradients.
         servers: further ranks that only serve parameters.
         strategy: `functools.partial` of the strategy's class, called with parameters, optimizer and team.
         cluster: hardware of launcher=virtual. Its faults count for all launchers with several learners.
         workload: computation whose time is modelled (launcher=virtual) or emulated.
-        launcher: name of the launcher.
-        launch_options: its options.
-        make_tracker: makes the experiment tracking.
         provenance: origin of the run, for summary.json and the model file.
     """
 
@@ -80,15 +75,7 @@ class TrainConfig:
 
     @classmethod
     def parse(cls, cfg: DictConfig, out: Path) -> TrainConfig:
-        """Parses the configuration of an acoustic model's run.
-
-        Args:
-            cfg: the whole configuration.
-            out: directory of the run.
-
-        Raises:
-            InputError: an option is unknown, of another type, out of range or does not fit another one.
-        """
+        """Parses the configuration of an acoustic model's run. Raises InputError for an option that is wrong."""
         from asr_am.train.train_options import TrainOptions
 
         options = TrainOptions.build(values(cfg.train), without_name(cfg.model), schedule_values(cfg), cfg.seed)
@@ -105,13 +92,8 @@ class TrainConfig:
         """Parses the options of the training of any model.
 
         Args:
-            cfg: the whole configuration.
-            out: directory of the run.
-            options: options of the training.
-            open_run: makes the run.
-            launch: the section with `learners`, `launcher` and `strategy`.
+            launch: the section with `learners`, `launcher` and `strategy`, which `where` begins in messages.
             provenance: more about the origin of the run.
-            where: prefix of that section in messages.
 
         Raises:
             InputError: as of `parse`.
@@ -178,25 +160,17 @@ def _provenance(cfg: DictConfig, launch: DictConfig, out: Path) -> dict[str, Any
 def strategy_factory(strategy: dict[str, Any], where: str = "strategy") -> Any:
     """Returns a `functools.partial` of a strategy's class with its options, whose types it checks.
 
-    Args:
-        strategy: values of the group.
-        where: name of the section in messages.
-
     Raises:
         InputError: the class is no strategy of this project, or an option is unknown or of another type.
     """
     from asr_am.distributed.strategy import Strategy
 
-    return _strategy_factory(strategy, where, Strategy)
-
-
-def _strategy_factory(strategy: dict[str, Any], where: str, base: type) -> partial[Any]:
     options = {name: value for name, value in strategy.items() if name != "name"}
     if isinstance(options.get("inner"), dict):
-        options["inner"] = _strategy_factory(options["inner"], f"{where}.inner", base)
+        options["inner"] = strategy_factory(options["inner"], f"{where}.inner")
     own = strategy.get("_target_") == PARALLAX
     package = "asr_am.parallax.strategy" if own else "asr_am.distributed.strategies"
-    factory = _factory(options, where, package, base, "asr_am.strategies")
+    factory = _factory(options, where, package, Strategy, "asr_am.strategies")
     if (name := getattr(factory.func, "name", None)) != strategy.get("name", name):
         raise InputError(f"{where}={strategy['name']}: {options['_target_']} has the name {name!r}; make them equal")
     return factory
@@ -204,9 +178,6 @@ def _strategy_factory(strategy: dict[str, Any], where: str, base: type) -> parti
 
 def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:
     """Returns what makes the experiment tracking that conf/logger describes.
-
-    Args:
-        logger: values of the group.
 
     Raises:
         InputError: an option is unknown or of another type, or a package is not installed.

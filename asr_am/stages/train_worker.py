@@ -72,11 +72,7 @@ def prepare(path: str) -> None:
 
 
 def read_config(path: Path) -> TrainConfig:
-    """Reads the config.yaml of a run, which the program that started this one has parsed before.
-
-    Raises:
-        InputError: it is damaged or missing.
-    """
+    """Reads the config.yaml of a run, parsed before by its starter. Raises InputError if it is damaged or missing."""
     try:
         cfg = OmegaConf.load(intact(path))
         assert isinstance(cfg, DictConfig)
@@ -109,13 +105,7 @@ def main() -> None:
 
 
 def report_failure(error: Exception, rank: str, out: Path) -> int:
-    """Logs why a learner ends, in one line if a user can mend it. Returns the exit status.
-
-    Args:
-        error: what it raised.
-        rank: its rank.
-        out: directory of the run.
-    """
+    """Logs why a learner ends, in one line if a user can mend it. Returns the exit status."""
     if isinstance(error, Preempted):
         log.debug("learner %s: %s", rank, error)  # the launcher says it
         return EXIT_PREEMPTED

@@ -15,16 +15,14 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-
-from omegaconf import DictConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from asr_am.stages.layout import corpus_dir
 from asr_am.stages.option_checks import compose_job
-from asr_am.stages.plan import plan, training_hours
+from asr_am.stages.plan import Need, plan, training_hours
 from asr_am.stages.resolvers import composing
 
 STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train", "decode", "score")
@@ -35,26 +33,7 @@ HEAD = (
 )
 
 
-@dataclass
-class Figures:
-    """What a stage needs or needed.
-
-    Attributes:
-        stage: its name.
-        core_hours: CPU time.
-        hours: wall time.
-        disk: bytes that it leaves.
-        memory: bytes of its largest process.
-    """
-
-    stage: str
-    core_hours: float
-    hours: float
-    disk: float
-    memory: float
-
-
-def measure(stage: str, overrides: list[str], folder: Path) -> Figures:
+def measure(stage: str, overrides: list[str], folder: Path) -> Need:
     """Runs a stage. Exits with its status if it fails."""
     begin, before = time.monotonic(), disk_usage(folder)
     command = [sys.executable, "-m", f"asr_am.stages.{stage}", *overrides]
@@ -69,7 +48,7 @@ def measure(stage: str, overrides: list[str], folder: Path) -> Figures:
     if code := os.waitstatus_to_exitcode(status):
         sys.exit(code)
     hours, core_hours = (time.monotonic() - begin) / 3600, (usage.ru_utime + usage.ru_stime) / 3600
-    return Figures(stage, core_hours, hours, disk_usage(folder) - before, memory)
+    return Need(stage, core_hours, hours, disk_usage(folder) - before, memory)
 
 
 def own_memory(session: int) -> int:
@@ -92,12 +71,7 @@ def disk_usage(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
 
 
-def predicted(cfg: DictConfig) -> dict[str, Figures]:
-    needs, _ = plan(cfg)
-    return {n.stage: Figures(n.stage, n.core_hours, n.hours, n.disk, n.memory) for n in needs}
-
-
-def row(stage: str, plan: Figures | None, done: Figures, scale: float) -> str:
+def row(plan: Need | None, done: Need, scale: float) -> str:
     """Returns a line of the table."""
     columns = []
     for name, unit, form in (
@@ -105,7 +79,13 @@ def row(stage: str, plan: Figures | None, done: Figures, scale: float) -> str:
     ):  # fmt: skip
         there = f"{getattr(plan, name) / unit:{form}}" if plan else f"{'-':>{form.split('.')[0]}}"
         columns.append(f"{there} {getattr(done, name) / unit:{form}}")
-    return f"{stage:9} | {' | '.join(columns)} | {done.core_hours * scale:9.1f}"
+    return f"{done.stage:9} | {' | '.join(columns)} | {done.core_hours * scale:9.1f}"
+
+
+def of_all(needs: list[Need]) -> Need:
+    """Returns the sums over stages, and the memory of the largest process."""
+    sums = (sum(getattr(need, name) for need in needs) for name in ("core_hours", "hours", "disk"))
+    return Need("all", *sums, memory=max(need.memory for need in needs))
 
 
 def main() -> None:
@@ -117,23 +97,18 @@ def main() -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     if not lines:  # the prediction comes before the first measurement, and is kept
-        lines = [{name: asdict(figures) for name, figures in predicted(cfg).items()}]
+        lines = [{need.stage: asdict(need) for need in plan(cfg)[0]}]
         log.write_text(json.dumps(lines[0]) + "\n")
-    needs = {name: Figures(**figures) for name, figures in lines[0].items()}
-    measured = [Figures(**line) for line in lines[1:]]
+    needs = {name: Need(**figures) for name, figures in lines[0].items()}
+    measured = [Need(**line) for line in lines[1:]]
     for stage in STAGES[len(measured) :]:
         measured.append(measure(stage, overrides, folder))
         with log.open("a") as file:
             file.write(json.dumps(asdict(measured[-1])) + "\n")
     print(HEAD)
-    for figures in measured:
-        print(row(figures.stage, needs.get(figures.stage), figures, scale))
-    plans, all_rows = list(needs.values()), Figures("all", 0, 0, 0, 0)
-    total = Figures("all", *(sum(getattr(p, n) for p in plans) for n in ("core_hours", "hours", "disk")), 0)
-    for name in ("core_hours", "hours", "disk"):
-        setattr(all_rows, name, sum(getattr(figures, name) for figures in measured))
-    all_rows.memory, total.memory = max(f.memory for f in measured), max(p.memory for p in plans)
-    print(row("all", total, all_rows, scale))
+    for done in measured:
+        print(row(needs.get(done.stage), done, scale))
+    print(row(of_all(list(needs.values())), of_all(measured), scale))
     for path in sorted((folder / "score").glob("*/wer.json")):
         score = json.loads(path.read_text())
         rates = ", ".join(f"{subset} {score[subset]['wer']:.2f} %" for subset in ("all", *cfg.corpus.subsets))

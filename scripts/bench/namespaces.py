@@ -30,7 +30,6 @@ def run_on_hosts(command: Sequence[str], hosts: int, gbits: float, output: int |
 
     Args:
         command: `{node}` in it is replaced by the number of the host.
-        hosts: number of hosts.
         gbits: speed of each host's link in each direction.
         output: where all of them print, as of `subprocess.run`.
 

@@ -26,7 +26,7 @@ from typing import Any
 from namespaces import ADDRESS, PORT, run_on_hosts
 
 from asr_am import disk
-from asr_am.cluster.check import predicted_seconds
+from asr_am.cluster.real_rounds import predicted_seconds
 from asr_am.distributed.runtime.worker_process import ended_by_sigterm
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import CONF

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from asr_am.stages.target import git_commit
+
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = "# Speed\n\nWritten by `scripts/bench/record.py`. Each section is the latest run of its command.\n"
 
@@ -28,10 +30,7 @@ def main() -> None:
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     arguments = sys.argv[1:]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    printed = []
+    commit, printed = git_commit(), []
     with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

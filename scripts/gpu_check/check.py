@@ -15,10 +15,8 @@ class Check:
     """One section.
 
     Attributes:
-        section: its name.
         device: cuda or cpu.
         small: small sizes, to rehearse.
-        folder: of the section's own files.
     """
 
     section: str
@@ -30,10 +28,7 @@ class Check:
         """Adds a row. What a section has found is kept if its time runs out later.
 
         Args:
-            name: what was looked at.
             passed: the result, None for a figure without a limit.
-            found: what was found, a few words.
-            values: figures, for the JSON.
         """
         row = {"section": self.section, "name": name, "passed": passed, "found": found, **values}
         with (self.folder / "rows.jsonl").open("a", encoding="utf-8") as file:

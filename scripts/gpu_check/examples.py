@@ -36,15 +36,7 @@ EPOCHS, PDFS = 2, 20  # of short runs
 
 
 def write_examples(directory: Path, *, utterances: int, dim: int, pdfs: int, frames: int = 500) -> Path:
-    """Writes a set `train` and a set `dev` of a quarter of its size, in which a frame's features depend on its pdf.
-
-    Args:
-        directory: where to.
-        utterances: number of training utterances.
-        dim: features of a frame.
-        pdfs: number of pdfs.
-        frames: frames of an utterance.
-    """
+    """Writes a set `train` and a set `dev` of a quarter of its size, in which a frame's features depend on its pdf."""
     rng = np.random.default_rng(0)
     means_PF = rng.standard_normal((pdfs, dim), dtype=np.float32)
     sizes = {}

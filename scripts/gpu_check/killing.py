@@ -18,12 +18,7 @@ KILLED = "killed"  # file whose time is that of the death
 
 
 def killed_in_step(factory: StrategyFactory, out: Path) -> StrategyFactory:
-    """Returns a factory of the same strategies, whose last learner kills its process in step `STEP` of its first life.
-
-    Args:
-        factory: makes the strategy of a learner.
-        out: directory of the run.
-    """
+    """Returns a factory of the same strategies, whose last learner kills its process in `STEP` of its first life."""
 
     def make(params: FlatParams, optimizer: Optimizer, team: Team) -> Strategy:
         strategy = factory(params, optimizer, team)

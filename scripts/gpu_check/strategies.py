@@ -46,14 +46,7 @@ def processes(check: Check) -> None:
 
 
 def run_team(check: Check, egs: Path, strategy: str, killed: bool) -> None:
-    """Trains with one team of processes.
-
-    Args:
-        check: the section.
-        egs: examples.
-        strategy: name in `STRATEGIES`.
-        killed: one learner is killed.
-    """
+    """Trains with one team of processes."""
     learners = 2 if check.small else LEARNERS
     title = f"{strategy}, {learners} processes" + (", one killed" if killed else "")
     out = check.folder / title.replace(", ", "-").replace(" ", "-")

@@ -31,10 +31,7 @@ class Mutant:
     """A changed method.
 
     Attributes:
-        what: the mistake.
         strategy: where it shows.
-        owner: class of the method.
-        method: its name.
         change: takes its place.
     """
 

@@ -48,11 +48,8 @@ class Mistake:
 
     Attributes:
         group: heading of the table.
-        what: the mistake.
-        command: the command.
         prepare: makes the mistake, if it is not in the command.
         expect: pattern of the line.
-        status: expected exit status.
         warns: it may write more than one line, as warnings.
         undo: called before the same command runs again, which must succeed.
         signal: sent when the stage has begun.

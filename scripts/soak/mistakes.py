@@ -55,13 +55,9 @@ class Row:
 
     Attributes:
         group: heading of the table.
-        what: the mistake.
-        command: the command.
-        status: its exit status.
         line: what it wrote to stderr.
         changed: number of finished files that were lost or changed.
         problems: rules that it breaks.
-        commit: the commit at which it was made.
     """
 
     group: str

@@ -57,13 +57,7 @@ def network(name: str) -> Iterator[list[str]]:
 
 @dataclass
 class Disk:
-    """A small ext4 file system in a file, which can become full or, as after an error of the disk, read-only.
-
-    Attributes:
-        folder: has the image, and the mount point `disk`.
-        mounted: it is mounted now.
-        broken: it is read-only.
-    """
+    """A small ext4 file system in a file, which can become full or, as after an error of the disk, read-only."""
 
     folder: Path
     mounted: bool = False
@@ -120,10 +114,7 @@ class Team:
     """A run, with the command that starts it on each host.
 
     Attributes:
-        strategy: name of the strategy.
-        egs_dir: examples.
         folder: of this run. Has the disk with the run's directory, the processes of learners, and logs.
-        epochs: number of epochs.
         spaces: paths of the hosts' network namespaces. Empty for a single host without one.
         commands: how often the command was started.
         launchers: its processes, by host.
@@ -339,7 +330,6 @@ class Fault:
         weight: how often it is chosen, relative to the others.
         happen: does it.
         ends: the command may end with an error because of it, and is started again.
-        hosts: number of hosts that it needs.
         takes_host: it may take a host's learners away for good.
     """
 

@@ -54,16 +54,8 @@ RUNS = ["| seed | hosts | faults | history, and verdict | held-out loss |", "|--
 class Outcome:
     """What the faults of one run gave.
 
-    Attributes:
-        seed: of the run.
-        hosts: number of hosts.
-        kinds: number of faults by name.
-        gaps: (name of the fault, longest seconds without a step of any learner).
-        restarts: learners that were started again.
-        commands: how often the command was started again.
-        history: what the checker has counted.
-        loss: best held-out loss.
-        problems: what must not be.
+    `gaps` has the name of each fault and the longest seconds without a step of any learner, `history` what the checker
+    has counted, and `problems` what must not be.
     """
 
     seed: int
@@ -86,15 +78,7 @@ def chooser(kinds: Sequence[Fault]) -> Choose:
 
 
 def disturb(team: Team, choose: Choose, seed: int, dice: str, limit: int) -> Outcome:
-    """Trains to the end under random faults.
-
-    Args:
-        team: the run. Must not have been started.
-        choose: chooses the next fault.
-        seed: of the run.
-        dice: decides on faults and their times.
-        limit: number of faults after which the run is left alone.
-    """
+    """Trains to the end, the team not yet started, under random faults until there were `limit`."""
     outcome, rng = Outcome(seed, len(team.spaces or [""])), random.Random(dice)
     team.start()
     wait_for(lambda: team.newest() > 0 or team.status() is not None, PATIENCE)
@@ -134,7 +118,6 @@ def _recover(team: Team, before: int, may_end: bool) -> str | None:
     """Waits for a newer checkpoint than `before`, or the end of the run. Returns what went wrong instead, or None.
 
     Args:
-        team: the run.
         before: number of the newest checkpoint before the fault.
         may_end: the command may have ended because of the fault.
     """
@@ -169,11 +152,7 @@ def soak(
     """Trains under faults until there were enough of them, or the time is over.
 
     Args:
-        strategy: name of the strategy.
-        kinds: what may happen.
-        faults: number of faults.
         minutes: after which no run begins.
-        first: seed of the first run.
         folder: for the runs.
         keep: folder for what runs with a problem have left, or None.
         heading: section of RESULTS.md that gets a row, or None.

@@ -271,11 +271,7 @@ def run_part(make: Callable[[], Case], name: str, numbers: range, pipe: Connecti
 def fuzz(name: str, root: Path, work: Path, numbers: range) -> Counts:
     """Examines a reader in processes of their own, so that a crash or an endless loop is counted and no more.
 
-    Args:
-        name: name of the reader in `CASES`.
-        root: files of `write_all`.
-        work: folder for the case's files. Must not exist.
-        numbers: what to examine.
+    `root` has the files of `write_all`. The folder `work` must not exist.
     """
     counts, context, todo = Counts(), multiprocessing.get_context("fork"), numbers
     while todo:

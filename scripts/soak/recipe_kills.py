@@ -52,14 +52,7 @@ SECTION = "Stages that were killed"
 
 
 def start(stage: str, exp: Path, log: Path, *more: str) -> ForkedPopen:
-    """Starts a stage in a session of its own, from a process that has imported what stages need.
-
-    Args:
-        stage: name of the stage.
-        exp: its exp.
-        log: file for its output.
-        more: overrides beside TINY.
-    """
+    """Starts a stage in a session of its own, from a process that has imported what stages need."""
     command = [sys.executable, "-m", f"asr_am.stages.{stage}", "--multirun", f"exp={exp}", *TINY, *more]
     with log.open("ab") as file:
         saved = os.dup(1), os.dup(2)
@@ -151,12 +144,8 @@ def kill_often(stage: str, kills: int, folder: Path, seconds: float, varying: se
     """Kills a stage `kills` times, and compares what it has made in the end.
 
     Args:
-        stage: name of the stage.
-        kills: number of kills.
         folder: has the states before and after each stage.
-        seconds: usual time of the stage.
         varying: files that differ between undisturbed runs.
-        rng: chooses the moments.
     """
     result, exp, log = Result(), folder / "exp", folder / f"{stage}.log"
     number = STAGES.index(stage)
@@ -190,13 +179,7 @@ def restore(state: Path, exp: Path) -> None:
 
 
 def undisturbed(folder: Path, stages: Sequence[str], *more: str) -> dict[str, float]:
-    """Runs the recipe in `folder`/exp. Keeps the state before and after each stage, and returns their seconds.
-
-    Args:
-        folder: for exp and its states.
-        stages: the stages, in their order.
-        more: overrides beside TINY.
-    """
+    """Runs the recipe in `folder`/exp. Keeps the state before and after each stage, and returns their seconds."""
     exp, log = folder / "exp", folder / "undisturbed.log"
     exp.mkdir()
     seconds = {}
@@ -209,13 +192,7 @@ def undisturbed(folder: Path, stages: Sequence[str], *more: str) -> dict[str, fl
 
 
 def varying_files(folder: Path, stages: Sequence[str], *more: str) -> list[str]:
-    """Runs the recipe once more at the same place. Returns the files that differ from the first run.
-
-    Args:
-        folder: has exp and its states.
-        stages: the stages, in their order.
-        more: overrides beside TINY.
-    """
+    """Runs the recipe once more at the same place. Returns the files that differ from the first run."""
     first = read_files(folder / f"state{len(stages)}")
     shutil.rmtree(folder / "exp")
     (folder / "exp").mkdir()
@@ -227,10 +204,6 @@ def varying_files(folder: Path, stages: Sequence[str], *more: str) -> list[str]:
 
 def prepare(folder: Path, stages: Sequence[str]) -> tuple[dict[str, float], set[str]]:
     """Runs the undisturbed recipe twice, unless `folder` has its states from an earlier command.
-
-    Args:
-        folder: for exp and its states.
-        stages: the first stages of the recipe.
 
     Returns:
         The seconds of each stage, and the files that differ between undisturbed runs.

@@ -16,12 +16,6 @@ def record(section: str, name: str, values: Mapping[str, object], path: Path = R
     """Puts a row into the table of a section, in place of the row with this name.
 
     A table with other columns begins anew.
-
-    Args:
-        section: heading of the section, which a new one is added for.
-        name: of the row, its first cell.
-        values: the other cells by column. Commit and date follow.
-        path: file with the sections.
     """
     parts = (path.read_text(encoding="utf-8") if path.exists() else "# Soaks\n").split("\n## ")
     headings = [part.partition("\n")[0] for part in parts]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from asr_am.cluster import check, measure, predict
+from asr_am.cluster import measure, predict, real_rounds
 from asr_am.cluster.__main__ import configurations, main, taken
 from asr_am.cluster.predict import Prediction
 from asr_am.distributed.cluster_config import Cluster, Workload
@@ -67,7 +67,7 @@ def test_this_host_is_measured_and_a_prediction_for_it_is_checked(
     """The prediction is only asked to be of the right size: another test may have the processor."""
     monkeypatch.setattr(measure, "CONF", tmp_path)
     monkeypatch.setattr(measure, "training_speed", lambda cfg: 9000.0)
-    monkeypatch.setattr(check, "SECONDS", 1.0)
+    monkeypatch.setattr(real_rounds, "SECONDS", 1.0)
     for kind in ("cluster", "workload"):
         (tmp_path / kind).mkdir()
     cfg = config(*SMALL, "strategy=sync", "launcher=process", "learners=2", f"exp={tmp_path}", "train.batch_size=256")
@@ -77,7 +77,7 @@ def test_this_host_is_measured_and_a_prediction_for_it_is_checked(
     assert cluster.devices == 2 and cluster.host_bandwidth > 1e7 and 0 < cluster.host_latency < 0.1
     assert Workload.build(made["workload"]).frames_per_second == {"cpu": 9000.0}
     cfg.cluster, cfg.workload = made["cluster"], made["workload"]
-    (found,) = check.check({("sync", 2): cfg})
+    (found,) = real_rounds.check({("sync", 2): cfg})
     assert found.predicted == pytest.approx(found.measured, rel=0.5)
     (tmp_path / "cluster/mine.yaml").write_text("name: of a user")
     with pytest.raises(InputError, match=r"mine\.yaml: was not made by this command"):

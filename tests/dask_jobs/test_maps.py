@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from asr_am.dask_jobs import client
+from asr_am.dask_jobs.job_options import JobOptions
 from asr_am.dask_jobs.keys import CERTIFICATE, KEY, make_keys
-from asr_am.dask_jobs.options import JobOptions
 from asr_am.data.checksums import _crc32_once, file_crc32
 from asr_am.data.textfile import read_lines
 from asr_am.errors import InputError, one_line

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.papers.cells import Table, count_predictions, format_rows, rows, unmet
+from asr_am.papers.cells import PaperTable, count_predictions, format_rows, rows, unmet
 
 CELLS: dict[str, Any] = {
     "sync": {"published": {"hours": 2.0, "speed_up": 8.0}, "fits": "a.rate"},
@@ -23,9 +23,9 @@ FOUND = {
 }
 
 
-def table(**changes: Any) -> Table:
-    return Table.build({"title": "A table", "member": "epoch", "within": 1.3, "seeds": [1, 2], "restates": ["speed_up"],
-                        "cells": CELLS, **changes})  # fmt: skip
+def table(**changes: Any) -> PaperTable:
+    return PaperTable.build({"title": "A table", "member": "epoch", "within": 1.3, "seeds": [1, 2],
+                             "restates": ["speed_up"], "cells": CELLS, **changes})  # fmt: skip
 
 
 def test_rows_have_means_ratios_and_limits() -> None:

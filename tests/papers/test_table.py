@@ -11,7 +11,7 @@ import pytest
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.papers.cells import Table
+from asr_am.papers.cells import PaperTable
 from asr_am.papers.members import WORK, Member, ParallaxWork, recipe, train
 from asr_am.papers.table import check_fitted, experiment_of, fitted, members, read_table
 from asr_am.parallax.config import Config
@@ -83,7 +83,7 @@ def test_mistakes_are_named_before_the_first_run() -> None:
     with pytest.raises(InputError, match=r"conf/experiment/fusion.yaml has no section `table`"):
         read_table(config("+experiment=fusion"), "fusion")
     cells = {"a": {"fits": "ibm_a.nic_bandwidth"}, "b": {"work": {"stepps": 3}}}
-    table = Table.build({"title": "", "member": "epoch", "within": 1.1, "cells": cells})
+    table = PaperTable.build({"title": "", "member": "epoch", "within": 1.1, "cells": cells})
     with pytest.raises(InputError, match=r"table.cells.a.fits=ibm_a.nic_bandwidth: is not marked as fitted"):
         check_fitted(table, ["ibm_a.overlap_speed"])
     with pytest.raises(InputError, match=r"table.cells.a.work.steps: is missing"):
@@ -93,7 +93,7 @@ def test_mistakes_are_named_before_the_first_run() -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_is_valid(name: str) -> None:
     cfg = config(f"+experiment={name}")
-    table = Table.build(values(cfg.table))
+    table = PaperTable.build(values(cfg.table))
     for cell in table.cells.values():
         work = build(WORK[table.member], {**table.work, **cell.work}, "work")
         if isinstance(work, ParallaxWork):

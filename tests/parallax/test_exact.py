@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asr_am.parallax import Config
 from asr_am.parallax import indexed_rows as rows_module
+from asr_am.parallax import row_worker as worker_module
 from asr_am.parallax.indexed_rows import IndexedRows
 from asr_am.parallax.row_optimizer import RowOptimizer
 from asr_am.parallax.row_server import RowServer
@@ -144,7 +145,7 @@ def update_twice(self: RowServer, sums: Any, lr: float) -> None:
     update(self, sums, lr)
 
 
-def ignore_local_ranks(self: RowWorker, parts: Any, table: int) -> IndexedRows:
+def ignore_local_ranks(parts: Sequence[IndexedRows], *_: object) -> IndexedRows:
     return parts[0]
 
 
@@ -164,7 +165,7 @@ def answer_early(self: RowServer, worker: int, t: int, message: Any) -> None:
 step, update, norm, pull = RowOptimizer.step, RowServer._update, RowWorker.norm, RowServer.pull
 MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (rows_module, "merge", overwrite), (RowOptimizer, "step", decay_all), (RowServer, "_update", update_twice),
-    (RowWorker, "_merge", ignore_local_ranks), (RowWorker, "norm", count_replicas),
+    (worker_module, "accumulate", ignore_local_ranks), (RowWorker, "norm", count_replicas),
     (RowWorker, "norm", norm_of_replicas_only), (RowServer, "pull", answer_early),
 ]  # fmt: skip
 

@@ -230,4 +230,4 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, capsys: pytest.Captu
     run = write_run(tmp_path, "x-s1", 1, [1.0])
     (tmp_path / "out").write_text("a file")
     assert main([str(run), "--out", str(tmp_path / "out")]) == 1
-    assert "check that --out is writable" in capsys.readouterr().err
+    assert "give a path that can be written" in capsys.readouterr().err

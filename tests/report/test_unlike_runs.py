@@ -319,7 +319,7 @@ def remove(folder: Path) -> None:
         (lambda folder: [(folder / name).unlink() for name in ("summary.json", ".done")], "s1: has no summary.json"),
         (truncate("summary.json", "{"), "sync4-b64-s1/summary.json: "),
         (truncate(".done", "{"), "sync4-b64-s1/.done: cannot be read"),
-        (truncate(".done", "[]"), "sync4-b64-s1/.done: holds no options"),
+        (truncate(".done", "[]"), "sync4-b64-s1/.done: is no mapping"),
         (truncate(".done", "{}"), "sync4-b64-s1/.done: is not the record of a finished run"),
         (truncate("config.yaml", "model: {cells: 12}\n"), "sync4-b64-s1/config.yaml: is missing, or has another size"),
         (lambda folder: (folder / "config.yaml").unlink(), "sync4-b64-s1/config.yaml: is missing"),

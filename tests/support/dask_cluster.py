@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from asr_am.dask_jobs.client import DaskJobs
+from asr_am.dask_jobs.job_options import JobOptions
 from asr_am.dask_jobs.keys import make_keys, read_keys
-from asr_am.dask_jobs.options import JobOptions
 from tests.support.named_pipes import wait_for
 
 distributed = pytest.importorskip("distributed", reason="the optional extra cluster is not installed")

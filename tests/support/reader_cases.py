@@ -49,7 +49,7 @@ from asr_am.lang.units import Units
 from asr_am.models.lm_file import load_lm, save_lm
 from asr_am.models.lstm_lm import LstmLm, LstmLmOptions
 from asr_am.models.model_file import load_acoustic_model
-from asr_am.report.results import read_json, read_scores
+from asr_am.report.results import read_record, read_scores
 from asr_am.report.runs import read_training_run
 from asr_am.score.scoring import Reference
 from asr_am.stages.resolvers import composing
@@ -481,7 +481,7 @@ def results(root: Path, work: Path) -> Case:
 
     def read() -> str:
         found = read_training_run(run)
-        return digest(repr(found), repr(read_scores(corpus)), read_json(score / "segments.json"))
+        return digest(repr(found), repr(read_scores(corpus)), read_record(score / "segments.json"))
 
     return Case(
         [run / "summary.json", run / "config.yaml", score / "wer.json", score / "segments.json"], read, text=True

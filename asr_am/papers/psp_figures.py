@@ -1,4 +1,4 @@
-"""Figures of PSP-SGD (2018) for our runs: `python -m asr_am.papers.psp RUN RUN ... --out DIR`.
+"""Figures of PSP-SGD (2018) for our runs: `python -m asr_am.papers.psp_figures RUN RUN ... --out DIR`.
 
 RUN is the directory of a run, exp/<corpus>/train/<run>. Writes these figures to DIR, where there are runs for them:
 
@@ -80,9 +80,7 @@ def draw_staleness(groups: Sequence[RunGroup], order: Sequence[str], title: str)
     """Plots mean staleness and held-out loss by number of learners.
 
     Of groups that differ in another field, such as the learning rate, only the one with the lowest loss is drawn.
-
-    Returns:
-        None unless some strategy ran with several numbers of learners.
+    Returns None unless some strategy ran with several numbers of learners.
     """
     sound = [group for group in groups if not group.config.faults]
     sound.sort(key=lambda group: -min(group.mean_loss_E()))  # the dict below keeps the last one, the lowest loss

@@ -9,9 +9,9 @@ import pytest
 
 from asr_am.data.ownership import SIGNED
 from asr_am.errors import InputError
+from asr_am.papers.all_tables import write_tables
 from asr_am.papers.cells import Row
-from asr_am.papers.page import write_tables
-from asr_am.papers.plots import plot_table
+from asr_am.papers.table_plot import plot_table
 from tests.support.report_files import write_run
 
 

@@ -42,14 +42,7 @@ SOFTWARE = installed_software()  # when this process began: files may change whi
 
 @dataclass(frozen=True)
 class StageProcess:
-    """The process of a stage, and what a worker must share with it.
-
-    Attributes:
-        folder: its working directory.
-        paths: where it finds modules.
-        software: see `installed_software`.
-        seen: a file that it has made.
-    """
+    """The process of a stage, and what a worker must share with it, such as the sight of a file that it has made."""
 
     folder: str
     paths: list[str]
@@ -98,14 +91,7 @@ _function: Callable[[Any], Any]
 
 
 def run_items(items: bytes, *, map_name: str, function: bytes, stage: StageProcess) -> bytes:
-    """Returns the pickled results of a pickled list of items. A task of Dask.
-
-    Args:
-        items: arguments of the function.
-        map_name: differs for each map.
-        function: a pickled function.
-        stage: the process that maps.
-    """
+    """Returns the pickled results of a pickled list of items. A task of Dask, whose `map_name` differs for each map."""
     global _map, _function
     if _map != map_name:
         stage.enter()

@@ -1,4 +1,4 @@
-"""Puts the tables of papers on one page: `python -m asr_am.papers.page exp/<corpus>`.
+"""Puts the tables of papers on one page: `python -m asr_am.papers.all_tables exp/<corpus>`.
 
 Writes exp/<corpus>/TABLES.md: a summary, and all tables that asr_am.papers.table has made in exp/<corpus> and in the
 trees of experiments, exp/*/<corpus>. The page exp/<corpus>/tables/index.html shows it with plots and the curves of the

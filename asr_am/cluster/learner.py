@@ -1,4 +1,4 @@
-"""One learner of a measurement: `python -m asr_am.cluster.worker JOB.json`. The launcher starts it.
+"""One learner of a measurement: `python -m asr_am.cluster.learner JOB.json`. The launcher starts it.
 
 A job is a JSON object with `kind`, the name of a function here, its arguments, and `out`, where the first learner
 writes the result as JSON.
@@ -45,12 +45,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def collectives(team: Team, elements: int) -> dict[str, Any]:
-    """Returns seconds of all-reduces by bytes, of an update and an averaging of the weights, and of computing.
-
-    Args:
-        team: a synchronous team.
-        elements: weights of the model.
-    """
+    """Returns what a synchronous team takes: all-reduces by bytes, updates and averages of the weights, computing."""
     x = torch.zeros(elements)
 
     def all_reduce(count: int) -> float:
@@ -95,12 +90,7 @@ def _compute(goes_on: Callable[[], bool]) -> float:
 
 
 def messages(team: Team, elements: int) -> dict[str, Any]:
-    """Returns seconds of a short message and of one with the weights, inside a host and between two.
-
-    Args:
-        team: an asynchronous team.
-        elements: weights of the model.
-    """
+    """Returns what an asynchronous team takes: short messages, and ones with the weights, in a host and between two."""
     team.register_tag("there", -elements)
     team.register_tag("back", 1)
     x, one = torch.zeros(elements), torch.zeros(1)
@@ -131,15 +121,7 @@ def messages(team: Team, elements: int) -> dict[str, Any]:
 
 
 def epoch(team: Team, strategy: dict[str, Any], elements: int, rounds: int, density: float) -> dict[str, Any]:
-    """Returns seconds per round of a strategy on weights of zeros, and bytes sent per batch.
-
-    Args:
-        team: a team of the strategy's kind, whose computing time is emulated.
-        strategy: values of conf/strategy.
-        elements: weights of the model.
-        rounds: batches of each learner.
-        density: share of each gradient that compressing strategies send.
-    """
+    """Returns seconds per round of a strategy on weights of zeros, with computing emulated, and bytes per batch."""
     learner = IdleLearner(strategy_factory(strategy), team, elements, density)
     warm, end = WARM_ROUNDS * team.size, (WARM_ROUNDS + rounds) * team.size
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asr_am.papers.psp import draw_staleness, main
+from asr_am.papers.psp_figures import draw_staleness, main
 from asr_am.report.runs import group_runs, read_training_runs
 from tests.support.report_files import write_distributed
 

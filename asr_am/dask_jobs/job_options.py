@@ -16,20 +16,7 @@ KEYS_COMMAND = "python -m asr_am.dask_jobs.keys FOLDER"
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of group `jobs`. They are explained in its files.
-
-    Attributes:
-        name: local, dask, ssh, or the queue.
-        scheduler: address of a running scheduler. None: the stage starts a cluster.
-        keys: folder with the TLS key of that scheduler.
-        hosts: where ssh starts workers, in turn.
-        memory: of a job of a queue.
-        walltime: of a job of a queue.
-        directives: further lines of its script.
-        interface: network interface of scheduler and workers.
-        dashboard: address of the dashboard.
-        timeout: seconds without any worker after which a map ends. None: it waits.
-    """
+    """The options of group `jobs`. They are explained in its files."""
 
     name: str
     scheduler: str | None = None

@@ -1,7 +1,5 @@
 """Does real rounds of some strategies, and sets their seconds beside the predicted ones.
 
-    python -m asr_am.cluster check cluster=mine learners=4 strategy=sync,bmuf,adpsgd
-
 Learners are processes that sleep for the computing time of a batch. Weights have the model's size. With several hosts,
 run it on each of them as for a training.
 """
