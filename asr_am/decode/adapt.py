@@ -47,8 +47,6 @@ class AdaptOptions:
         first_beam, first_max_active: those of the first pass, in place of those of `search` (its words need not be the
             best ones).
         lm_weight: LM weight of search, in place of its acoustic scale, and of the lattice posteriors.
-        search: options of the lattice-generating search.
-        fmllr: options of the estimation.
     """
 
     passes: int
@@ -79,8 +77,6 @@ class AdaptationPaths:
 
     Attributes:
         system: folder of a speaker-adapted GMM system.
-        features_dir: output of stage features.
-        lang_dir: output of stage lang.
         graph: HCLG.fst.
         work: scratch folder from which a killed run resumes.
     """
@@ -99,8 +95,6 @@ class AdaptedSource:
     Attributes:
         gmms: mixtures of a system (gmm.npz), or its mixtures for unadapted features.
         projection: the system's lda.mat.
-        features_dir: output of stage features.
-        subset: name of the set.
         transforms: folder with the transforms of this set, or None for features without transforms.
     """
 
@@ -126,7 +120,6 @@ class DecodedGroup:
     """A `SpeakerGroup` whose utterances were decoded.
 
     Attributes:
-        speakers: names of the speakers.
         speaker_of: index of the speaker of each utterance.
         lattices: lattice archives that contain the utterances.
         states: graph labels and their pdfs.
@@ -210,12 +203,6 @@ def _load_models(system: Path, lang_dir: Path) -> AdaptationModels:
 
 def adapt_set(paths: AdaptationPaths, subset: str, options: AdaptOptions, jobs: int) -> dict[str, np.ndarray]:
     """Decodes a set `options.passes` times and estimates a transform per speaker after each pass.
-
-    Args:
-        paths: the system, its inputs, and the scratch folder.
-        subset: name of the set.
-        options: see `AdaptOptions`.
-        jobs: number of processes.
 
     Returns:
         The transform [D, E] of every speaker.

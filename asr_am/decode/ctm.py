@@ -30,8 +30,6 @@ class CtmWord(NamedTuple):
 
     Attributes:
         start: first frame, counted from the start of the utterance.
-        frames: number of frames.
-        word: the word.
         confidence: from 0 to 1.
     """
 
@@ -65,13 +63,7 @@ def ctm_lines(segment: SupervisionSegment, words: Iterable[CtmWord]) -> list[Ctm
 
 
 def write_ctm(path: Path, segments: Mapping[str, SupervisionSegment], words: Mapping[str, Iterable[CtmWord]]) -> None:
-    """Writes the words of a set, atomically.
-
-    Args:
-        path: the CTM file.
-        segments: the utterances of the set by id.
-        words: the words of each utterance.
-    """
+    """Writes the words of a set, atomically."""
     lines = sorted(line for utterance in words for line in ctm_lines(segments[utterance], words[utterance]))
     write_lines(
         path,

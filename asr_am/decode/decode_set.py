@@ -60,13 +60,9 @@ def decode_sets(
 
     Args:
         system: the system to decode with. Its search options are replaced by those of `options`.
-        data_dir: output of stage data.
-        out: output folder.
-        options: search options, grid of LM scales, length of n-best lists.
         sets: names of the sets, the dev set first.
         candidates: the system with other windows or networks. The one with the fewest dev errors is kept (of equals the
             first). If empty, it is `system`.
-        jobs: number of processes.
 
     Returns:
         The system with the chosen network, window and scale, as saved in `out`.
@@ -140,14 +136,7 @@ def _decode_dev(
 
 
 def words_of_lattices(system: System, shards: Path, scales: Sequence[LmScale], jobs: int) -> Words:
-    """Returns the words under each LM scale of all utterances that have a lattice.
-
-    Args:
-        system: the system that has made the lattices.
-        shards: folder of the finished shards.
-        scales: the LM scales.
-        jobs: number of processes.
-    """
+    """Returns the words under each LM scale of all utterances that have a lattice."""
     work = partial(_words_of_shard, system, scales)
     found = parallel_map(work, sorted(shards.glob("*.lat")), jobs, f"rescoring {shards.name}")
     return {utterance: words for part in found for utterance, words in part.items()}
@@ -178,11 +167,7 @@ def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale
     """Writes lattices, n-best lists and CTM files of a set.
 
     Args:
-        out: output folder.
-        subset: name of the set.
-        segments: its utterances by id.
         grid: the LM scales it was decoded with and has no CTM files for yet.
-        shards: folder of the finished shards.
 
     Returns:
         Statistics of the set, see `statistics`.

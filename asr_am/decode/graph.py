@@ -45,10 +45,7 @@ def build_hclg(
     Args:
         lang_dir: folder of stage lang with L_disambig.fst, phones.txt, words.txt.
         lm_dir: folder of stage lang with G.fst.
-        states: graph labels of the acoustic model.
-        tree: its decision tree.
         out: an existing folder.
-        self_loop_scale: scale of the transition log-probabilities.
 
     Raises:
         InputError: an FST is missing or damaged, or no sentence of the LM has words of the lexicon only.
@@ -96,8 +93,6 @@ def expand(lg: kaldifst.StdVectorFst, disambig: list[int], states: StateTable, t
     Args:
         lg: transducer from phones and disambiguation symbols to words.
         disambig: phone ids of the disambiguation symbols.
-        states: graph labels of the acoustic model.
-        tree: its decision tree.
     """
     num_labels = len(states.labels_L3)
     clg, windows = kaldifst.compose_context(disambig, tree.width, tree.width // 2, lg)

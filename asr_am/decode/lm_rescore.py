@@ -44,14 +44,9 @@ def rescore(
     """Rescores dev and test of a decoding run. Writes the CTM files, best_on_dev.json and rescore.json.
 
     Args:
-        decoded: folder of the decoding run.
-        data_dir: output of stage data.
         arpa: the n-gram LM that the run used.
         lm: checkpoint of the recurrent LM.
-        out: output folder.
         grid: LM scales to write CTM files of dev for.
-        how: beam and contexts.
-        jobs: number of processes.
         device: where the recurrent LM scores sentences, see `choose_device`. Lattices are rescored on the CPU.
 
     Raises:

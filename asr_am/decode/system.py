@@ -25,14 +25,10 @@ class System:
 
     Attributes:
         align_dir: holds states.npz, and gmm.npz for a GMM system.
-        features_dir: output of stage features.
-        lang_dir: output of stage lang.
         graph_dir: holds HCLG.fst.
         feature_kind: the features that the acoustic model takes, e.g. "fmllr+logmel".
         model: checkpoint of a network, or None for the Gaussian mixtures of `align_dir`.
         window: how the network is applied (ignored for mixtures).
-        search: options of the lattice-generating search.
-        lm_scale: LM weight and insertion penalty.
     """
 
     align_dir: Path

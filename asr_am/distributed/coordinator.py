@@ -43,8 +43,6 @@ class Coordinator:
         """Expects the learners that begin.
 
         Args:
-            size: number of ranks of the team.
-            send: sends a message to a rank.
             incarnations: number of restarts of each learner that begins, by rank. None: all ranks begin anew.
         """
         self._send = send
@@ -87,7 +85,6 @@ class Coordinator:
         """Removes a learner that died, or that has finished (no reason). The second call for a learner does nothing.
 
         Args:
-            rank: the learner.
             reason: how it died.
             gone: it will not be restarted.
         """

@@ -30,11 +30,7 @@ class NodeAgent:
     """Starts and monitors the learners of one host, as the supervisor on host 0 says.
 
     Args:
-        spec: the team.
-        connection: to the supervisor.
         make_workers: returns this host's processes, given the message that begins the run.
-        clock: the time.
-        name: name of this host.
     """
 
     def __init__(

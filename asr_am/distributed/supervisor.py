@@ -89,7 +89,6 @@ class Host:
     """Another host.
 
     Attributes:
-        name: host name.
         connection: ZeroMQ identity of its agent.
         last_heard: time of its agent's last message, by the supervisor's clock.
     """
@@ -103,11 +102,6 @@ class Supervisor:
     """Starts and monitors all learners of a run, and serves the control plane if they are asynchronous.
 
     Args:
-        spec: the team.
-        server: where learners and agents connect.
-        workers: the learners' processes on this host.
-        clock: the time.
-        name: name of this host.
         new_run: returns the identity of a new team, 32 hexadecimal digits.
         addresses: sent to the agents on other hosts, with the identity.
         poll_interval: seconds between two checks of the processes, if nothing else happens.

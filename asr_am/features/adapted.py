@@ -98,7 +98,6 @@ def read_transforms(folder: Path, subset: str, dim: int | None = None) -> dict[s
 
     Args:
         folder: folder of <subset>_trans.scp.
-        subset: name of the set.
         dim: expected D. Default: any.
 
     Returns:
@@ -142,11 +141,6 @@ class Features(Protocol):
 
 def open_features(features_dir: Path, kind: str, subset: str) -> Features:
     """Opens the features of one set.
-
-    Args:
-        features_dir: output of stage features.
-        kind: feature kind of the model.
-        subset: name of the set.
 
     Raises:
         InputError: files are missing or inconsistent.

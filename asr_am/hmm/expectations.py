@@ -115,7 +115,6 @@ class Expectation:
 
         Args:
             x_ND: frames with their current transform.
-            occupation: pdfs of the frames.
 
         Returns:
             (precision_ND, linear_ND), float32, zero for frames without a pdf.

@@ -52,7 +52,6 @@ class FmllrStats:
         """Accumulates frames of one speaker.
 
         Args:
-            speaker: index of the speaker.
             frames: number of frames, posteriors summed.
             x_ND: frames without any transform.
             precision_ND: their expected precisions, from `Expectation`.
@@ -93,9 +92,7 @@ def estimate(stats: FmllrStats, sweeps: int, start_SDE: Tensor) -> tuple[Tensor,
     """Estimates full transforms.
 
     Args:
-        stats: statistics of S speakers.
         sweeps: maximum number of sweeps over the rows.
-        start_SDE: transforms to start from.
 
     Returns:
         Transforms [S, D, E], and Q per frame [S] before the first and after each sweep.

@@ -62,11 +62,8 @@ def accumulate_classes(
 
     Args:
         mfcc: frames whose first `num_static` columns are the static features.
-        num_static: S.
         context: frames spliced on each side.
         pdf_N: class of each frame, negative for frames to ignore.
-        num_pdfs: P.
-        description: label of the progress bar.
     """
     width = num_static * (2 * context + 1)
     stats = ClassStats(np.zeros(num_pdfs), np.zeros((num_pdfs, width)), np.zeros((width, width)))
@@ -97,9 +94,7 @@ def estimate_lda(stats: ClassStats, dim: int, num_static: int) -> Projection:
     """Estimates the projection to the most discriminative directions.
 
     Args:
-        stats: accumulated statistics.
         dim: dimensions to keep, at most C.
-        num_static: S.
 
     Raises:
         InputError: the features are linearly dependent.
@@ -140,13 +135,9 @@ def accumulate_mllt(
     """Accumulates MLLT statistics in one pass over the frames.
 
     Args:
-        gmms: current mixtures.
-        frames: frames of the set.
         pdf_N: pdf of each frame, negative for frames to ignore.
         acc: EM statistics of the same frames and mixtures.
         jobs: worker processes. One is used where the device is a GPU.
-        description: label of the progress bar.
-        device: torch device of the sums.
     """
     cuts = np.linspace(0, frames.num_frames, min(MAX_TASKS, 1 + frames.num_frames // BLOCK) + 1).astype(int).tolist()
     work = functools.partial(_accumulate_range, gmms, frames, pdf_N, device)

@@ -61,10 +61,7 @@ def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Pa
     """Trains on set "train", aligns all sets, and writes the system.
 
     Args:
-        ctx: sets to train on and to align.
         previous: folder of the system whose alignments to start from.
-        options: sizes and passes.
-        out: output folder.
     """
     part = subset_of(ctx, options.utterances)
     system, alignment, var_D = init_system("tri", part, previous, options)
@@ -80,10 +77,8 @@ def init_system(
     """Builds a system with a new tree and one Gaussian per leaf from the alignments of another system.
 
     Args:
-        name: prefix of log lines.
         ctx: sets with the features of the new system.
         previous: folder of the other system.
-        options: tree options and variance floor.
 
     Returns:
         The system, the alignment of set "train" with the pdfs of the new tree, and the variance of all frames [D].
@@ -132,10 +127,6 @@ def convert_labels(
 
     Args:
         labels_N: labels of `old_states`.
-        frames: frames that they are parallel to.
-        old_states: states of the system that made them.
-        tree: the other tree.
-        states: its states.
     """
     converted_N = np.zeros_like(labels_N)
     for (first, end), runs in zip(frames.ranges(), range_runs(labels_N, frames, old_states), strict=True):

@@ -26,11 +26,7 @@ def training_graph(
     """Builds the alignment graph of one transcript, for `kaldi_decoder.FasterDecoder`.
 
     Args:
-        words: word ids.
         lexicon: L.fst (phones to words, optional silence, no disambiguation symbols), from `read_lexicon_fst`.
-        states: states of the system.
-        tree: decision tree of the system.
-        self_loop_scale: scale on the transition log probabilities.
 
     Returns:
         A graph with graph labels as input and words as output labels, containing all pronunciations.

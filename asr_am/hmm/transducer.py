@@ -37,11 +37,6 @@ def window_labels(window: Sequence[int], states: StateTable, tree: Tree) -> tupl
 def merge_windows(windows: Windows, states: StateTable, tree: Tree) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """Merges windows with the same HMM, which makes the graph before H several times smaller.
 
-    Args:
-        windows: context windows, from compose_context.
-        states: states of the system.
-        tree: decision tree of the system.
-
     Returns:
         merged_W: the new input label of each window.
         sequences: the graph labels of each new label. () for epsilon (label 0) and for disambiguation symbols, each of

@@ -19,10 +19,6 @@ REMEDY = "give the directory that utils/prepare_lang.sh wrote"
 def import_lang(source: Path, out: Path) -> None:
     """Writes the directory. The word for unknown words is called `<unk>` here.
 
-    Args:
-        source: Kaldi's directory.
-        out: output folder.
-
     Raises:
         InputError: a file is missing or inconsistent.
     """

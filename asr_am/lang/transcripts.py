@@ -35,9 +35,6 @@ def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk",
     They are trained as `<unk>`.
 
     Args:
-        data_dir: output of stage data.
-        lang: the lexicon.
-        out: output folder.
         oov: "error" refuses any such word.
 
     Raises:

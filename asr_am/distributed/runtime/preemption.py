@@ -35,9 +35,6 @@ def signal_numbers(names: Sequence[str]) -> list[int]:
 def noting(names: Sequence[str]) -> Iterator[None]:
     """Notes these signals, which would end this process otherwise. Only in the main thread.
 
-    Args:
-        names: some of `SIGNALS`.
-
     Raises:
         InputError: another name.
     """

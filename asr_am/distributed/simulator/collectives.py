@@ -26,13 +26,10 @@ class Collective:
 
     Attributes:
         number: number of the collective in the group, counted from 0.
-        kind: name of the operation.
         lengths: length of each member's tensor. All members must give the same.
         end: called when its transfer begins. Returns the time at which it is complete.
         finish: computes the result from all tensors. May change them in place.
         tensors: tensors of the members that have started it, by rank in the group.
-        result: what `finish` returned.
-        complete: the result is there.
     """
 
     number: int
@@ -49,9 +46,6 @@ class Collectives:
     """Collectives of the team and of all its groups. No collective completes any more once a learner is lost.
 
     Args:
-        scheduler: the virtual clock.
-        learners: state of each learner, by rank.
-        network: model of transfer times.
         overlap_speed: relative speed of computing during a learner's own transfer.
     """
 
@@ -111,12 +105,7 @@ class Collectives:
 
 
 class CollectiveGroup:
-    """Collectives of one group, transferred one after the other, each from when its last member starts it.
-
-    Args:
-        collectives: state shared by all groups.
-        members: learners of the group.
-    """
+    """Collectives of one group, transferred one after the other, each from when its last member starts it."""
 
     def __init__(self, collectives: Collectives, members: Sequence[SimLearner]) -> None:
         self._all, self.members = collectives, members
@@ -133,11 +122,8 @@ class CollectiveGroup:
 
         Args:
             rank: rank in the group.
-            kind: name of the operation.
             x: the member's tensor [N].
-            lengths: length of each member's tensor.
             end: called when the transfer begins. Returns the time at which it ends.
-            finish: computes the result from all tensors.
 
         Raises:
             LearnerLost: a learner was lost.
@@ -238,7 +224,6 @@ class SimGroup:
     """The `Group` of one member of a collective group.
 
     Args:
-        group: the group.
         rank: rank in the group.
         modelled: maps bytes of the trained model to bytes of the workload.
         wire: type in which float32 tensors are sent.

@@ -48,14 +48,7 @@ class SimContext(Protocol):
 
 
 class SimTeam:
-    """The `Team` of one incarnation of a virtual learner.
-
-    Args:
-        cluster: the parts of the virtual cluster.
-        learner: state of the learner.
-        control: its connection to the supervisor.
-        launch: identity of the team.
-    """
+    """The `Team` of one incarnation of a virtual learner."""
 
     clock: Literal["wall", "virtual"] = "virtual"
 

@@ -60,11 +60,6 @@ class IvectorReader:
     def __init__(self, folder: Path, subset: str, speaker: Callable[[str], str]) -> None:
         """Opens the index.
 
-        Args:
-            folder: folder of ivectors.json.
-            subset: name of the set.
-            speaker: returns the speaker of an utterance.
-
         Raises:
             InputError: a file is missing or damaged.
         """

@@ -42,8 +42,6 @@ def segment_statistics(ubm: DiagUbm, x_TD: Tensor, period: int, scale: float) ->
     """Computes the statistics of each segment of an utterance.
 
     Args:
-        ubm: gives the posteriors.
-        x_TD: frames.
         period: frames per segment. The last segment may be shorter.
         scale: scale on posteriors (Kaldi's posterior-scale), below one because neighbouring frames are correlated.
     """
