@@ -100,11 +100,7 @@ def decode_sets(
 
 
 def decodable(system: System, data_dir: Path, subset: str) -> Segments:
-    """Returns the utterances of a set that have features, by id.
-
-    Raises:
-        InputError: none of them has features.
-    """
+    """Returns the utterances of a set that have features, by id. Raises InputError if none has."""
     reader = InputReader(system.features_dir, system.feature_kind, subset)
     segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
     lost = [utterance for utterance in segments if utterance not in reader]

@@ -43,11 +43,7 @@ class DevChoice:
 
     @classmethod
     def load(cls, run: Path) -> DevChoice:
-        """Reads the choice of a decoding or rescoring run.
-
-        Raises:
-            InputError: the file is missing or malformed.
-        """
+        """Reads the choice of a decoding or rescoring run. Raises InputError if the file is missing or malformed."""
         path = run / FILE
         try:
             value = json.loads(path.read_text(encoding="utf-8"))

@@ -109,11 +109,7 @@ def expand(lg: kaldifst.StdVectorFst, disambig: list[int], states: StateTable, t
 
 
 def read_hclg(path: Path) -> SearchGraph:
-    """Reads a graph that `build_hclg` wrote and verifies its checksum.
-
-    Raises:
-        InputError: the graph is missing or damaged.
-    """
+    """Reads a graph that `build_hclg` wrote. Raises InputError if it is missing, or its checksum is wrong."""
     digest = _description(path).get("sha256")
     if not path.is_file():
         raise InputError(f"{path}: no such file; run the stage that makes it again")

@@ -71,11 +71,7 @@ class System:
 
     @classmethod
     def load(cls, folder: Path) -> System:
-        """Reads the system.json of a decoding run.
-
-        Raises:
-            InputError: it is missing or damaged, or names a file that does not exist.
-        """
+        """Reads a run's system.json. Raises InputError if it is damaged, or it or a file that it names is missing."""
         path = folder / FILE
         if not path.is_file():
             raise InputError(

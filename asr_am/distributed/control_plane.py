@@ -149,11 +149,7 @@ class ControlPlane(Generic[V]):
         return lease is not None or queue.finished, lease
 
     def complete(self, completion: Completion, sums: LossSums) -> bool:
-        """Marks a batch as done. Returns True if the segment is finished now.
-
-        Raises:
-            ValueError: this incarnation of the learner does not hold the batch.
-        """
+        """Marks a batch as done. Returns True if the segment is finished now. Raises as `LeaseQueue.complete`."""
         queue = self._queue(completion.owner)
         queue.complete(completion, sums)
         return queue.finished

@@ -445,11 +445,7 @@ class LeaseQueue:
         return bool(self._done)
 
     def lease(self, owner: int, incarnation: int = 0) -> Lease | None:
-        """Leases the next batch to a learner.
-
-        Returns:
-            The lease, or None if no batch is free. One may still be taken back unless the segment is `finished`.
-        """
+        """Leases the next batch, None if none is free. One may still be taken back unless the segment is `finished`."""
         if not self._free:
             return None
         segment = self.segment
@@ -461,11 +457,7 @@ class LeaseQueue:
         return Lease(batch, handed_out / segment.total, updates, frames, segment.digest(batch))
 
     def complete(self, completion: Completion, totals: LossSums) -> None:
-        """Marks a batch as done and adds its sums.
-
-        Raises:
-            ValueError: this incarnation of the learner does not hold the batch.
-        """
+        """Marks a batch as done. Raises ValueError if this incarnation of the learner does not hold it."""
         holder = (completion.owner, completion.incarnation)
         if self._held.get(completion.batch) != holder:
             raise ValueError(f"learner {holder[0]}.{holder[1]} completes batch {completion.batch}, not held by it")

@@ -140,11 +140,7 @@ class Features(Protocol):
 
 
 def open_features(features_dir: Path, kind: str, subset: str) -> Features:
-    """Opens the features of one set.
-
-    Raises:
-        InputError: files are missing or inconsistent.
-    """
+    """Opens the features of one set. Raises InputError if files are missing or inconsistent."""
     if kind not in ("lda", "fmllr"):
         return FeatureReader(features_dir, kind, subset)
     projection = load_projection(features_dir, features_dir / kind / MATRIX)

@@ -219,11 +219,7 @@ def _grow(
     stats: TreeStats, tops: Sequence[_TreeNode], open_nodes: Sequence[_TreeNode], questions: Sequence[frozenset[int]],
     options: TreeOptions,
 ) -> tuple[list[_TreeNode], float]:  # fmt: skip
-    """Splits the best node until no split gains or the limit is reached.
-
-    Returns:
-        The leaves in the order of the roots, and the smallest gain of any split.
-    """
+    """Splits the best node until no split gains or the limit is reached. Returns the leaves, and the smallest gain."""
     question_QP = _question_matrix(questions, int(stats.windows_M3.max(initial=0)))
     order = itertools.count()  # ties are broken in the order of insertion
     queue: list[tuple[float, int, _TreeNode, int, int]] = []

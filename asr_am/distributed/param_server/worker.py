@@ -183,11 +183,7 @@ class Worker:
             self._shard_arrived.wait(left)
 
     def apply_arrived(self, least: int = 0) -> int:
-        """Copies the shards that arrived into `params.w`, and drops those of a version below `least`.
-
-        Returns:
-            The number of dropped shards.
-        """
+        """Copies the shards that arrived into `params.w`. Returns how many of a version below `least` it dropped."""
         with self._lock:
             arrived, self._arrived = self._arrived, {}
             for shard, (t, w) in arrived.items():

@@ -115,11 +115,7 @@ def _read_int(variables: Mapping[str, str], name: str, *, default: str = "", low
 
 
 def set_parent_death_signal(launcher: int) -> None:
-    """Asks the kernel to kill this process with its parent, if that is the launcher (Linux).
-
-    Raises:
-        InputError: the launcher has ended already.
-    """
+    """Asks the kernel to kill this process with its launcher (Linux). Raises InputError if that has ended already."""
     if os.getppid() == launcher:
         signal_on_parent_death(signal.SIGKILL)
     if not _is_ancestor(launcher):  # after the call: the launcher may end at any moment

@@ -65,11 +65,7 @@ class SimTeam:
         self._splits = 0
 
     def connect(self, hello: Mapping[str, Any], timeout: float) -> None:
-        """Registers with the supervisor, and waits for the others.
-
-        Raises:
-            InputError: not all have connected in time.
-        """
+        """Registers with the supervisor. Raises InputError if not all others have connected in time."""
         self._control.notify("hello", **hello)
         self.spawn(self._send_heartbeats, "heartbeats")
         deadline = self.now() + timeout

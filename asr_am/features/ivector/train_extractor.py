@@ -222,11 +222,7 @@ def reflection(direction_S: Tensor) -> Tensor:
 
 
 def write_statistics(speech: Speech, ubm: Path, work: Path, scale: float, jobs: int) -> list[Path]:
-    """Writes the statistics of every utterance of a set.
-
-    Returns:
-        One file per block of utterances.
-    """
+    """Writes the statistics of every utterance of a set. Returns the files, one per block of utterances."""
     utterances = speech.reader.utterances
     begins = range(0, len(utterances), BLOCK)
     blocks = [(work / f"statistics.{b // BLOCK}.npz", utterances[b : b + BLOCK]) for b in begins]
