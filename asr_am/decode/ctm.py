@@ -6,7 +6,7 @@ begin time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +39,9 @@ class CtmWord(NamedTuple):
     confidence: float
 
 
+Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
+
+
 class CtmLine(NamedTuple):
     """A word of one recording, times in seconds. Its order as a tuple is the order of lines in a CTM file."""
 
@@ -60,6 +63,15 @@ def ctm_lines(segment: SupervisionSegment, words: Iterable[CtmWord]) -> list[Ctm
         )
         for word in words
     ]  # fmt: skip
+
+
+def write_words(
+    out: Path, subset: str, segments: Mapping[str, SupervisionSegment], grid: Sequence[LmScale], words: Words
+) -> None:
+    """Writes the words of a set under each LM scale to a CTM file in `out`/ctm."""
+    (out / "ctm").mkdir(parents=True, exist_ok=True)
+    for k, scale in enumerate(grid):
+        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, {name: each[k] for name, each in words.items()})
 
 
 def write_ctm(path: Path, segments: Mapping[str, SupervisionSegment], words: Mapping[str, Iterable[CtmWord]]) -> None:

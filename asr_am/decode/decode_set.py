@@ -27,7 +27,7 @@ from lhotse import SupervisionSegment
 
 from asr_am import disk
 from asr_am.data.manifests import read_supervisions
-from asr_am.decode.ctm import FRAME_SHIFT, CtmWord, ctm_name, write_ctm
+from asr_am.decode.ctm import FRAME_SHIFT, Words, write_words
 from asr_am.decode.dev_choice import DevChoice, choose_on_dev, read_reference
 from asr_am.decode.hypotheses import hypotheses
 from asr_am.decode.lattice import LmScale, read_lattices
@@ -42,7 +42,6 @@ from asr_am.score.scoring import Reference
 log = logging.getLogger(__name__)
 
 Segments = Mapping[str, SupervisionSegment]
-Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
 
 WORK = "shards"  # folder of finished shards, removed at the end
 
@@ -132,7 +131,7 @@ def _decode_dev(
 
 
 def words_of_lattices(system: System, shards: Path, scales: Sequence[LmScale], jobs: int) -> Words:
-    """Returns the words under each LM scale of all utterances that have a lattice."""
+    """Returns the words under each LM scale of all utterances that have a lattice, made by `system`."""
     work = partial(_words_of_shard, system, scales)
     found = parallel_map(work, sorted(shards.glob("*.lat")), jobs, f"rescoring {shards.name}")
     return {utterance: words for part in found for utterance, words in part.items()}
@@ -183,13 +182,6 @@ def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale
     ]
     (out / "nbest" / f"{subset}.txt").write_text("".join(lines), encoding="utf-8")
     return statistics(subset, results)
-
-
-def write_words(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale], words: Words) -> None:
-    """Writes a CTM file for each LM scale."""
-    (out / "ctm").mkdir(parents=True, exist_ok=True)
-    for k, scale in enumerate(grid):
-        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, {name: each[k] for name, each in words.items()})
 
 
 def statistics(subset: str, results: Sequence[Decoded]) -> dict[str, Any]:

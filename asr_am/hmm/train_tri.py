@@ -37,9 +37,8 @@ class TriOptions(EmOptions):
 
     Attributes:
         utterances: train on that many, chosen by a hash of their names, and align more. 0: on all.
-        leaves: see TreeOptions. At least LEAVES_PER_STATE leaves per state of a root are allowed.
-        min_leaf_occupancy: see TreeOptions.
-        merge: see TreeOptions.
+        leaves, min_leaf_occupancy, merge: see TreeOptions. At least LEAVES_PER_STATE leaves per state of a root are
+            allowed.
     """
 
     iterations: int = 35

@@ -45,11 +45,9 @@ class EmOptions:
         gaussians: of all pdfs together, reached in equal steps at pass `increase_until`.
         increase_until: last pass that splits Gaussians.
         power: Gaussians are shared among pdfs by their frames to this power.
-        min_occupancy: see UpdateOptions.
-        variance_floor: see UpdateOptions.
+        min_occupancy, variance_floor: see UpdateOptions.
         boost_silence: factor on the likelihood of the optional silence during realignment.
-        beam: see AlignOptions.
-        retry_beam: see AlignOptions.
+        beam, retry_beam: see AlignOptions.
         seed: random seed of the directions in which Gaussians are split.
     """
 

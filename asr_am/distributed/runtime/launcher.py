@@ -89,7 +89,8 @@ def launch(
 ) -> None:  # fmt: skip
     """Runs a team of processes, each of which calls `connect`, until all have ended.
 
-    On several hosts, call it on each of them with the same arguments except for `node_rank`.
+    On several hosts, call it on each of them with the same arguments except for `node_rank`. Arguments that are not
+    given here are described at `LaunchSpec`.
 
     Args:
         synchronous: after a death all learners are started again. They continue from their last checkpoint. Otherwise

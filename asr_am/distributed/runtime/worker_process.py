@@ -115,7 +115,7 @@ def _read_int(variables: Mapping[str, str], name: str, *, default: str = "", low
 
 
 def set_parent_death_signal(launcher: int) -> None:
-    """Asks the kernel to kill this process with its launcher (Linux). Raises InputError if that has ended already."""
+    """Has this process killed with its parent, if that is the launcher (Linux). Raises InputError if it has ended."""
     if os.getppid() == launcher:
         signal_on_parent_death(signal.SIGKILL)
     if not _is_ancestor(launcher):  # after the call: the launcher may end at any moment
@@ -139,7 +139,7 @@ NON_EPHEMERAL_PORTS = range(20000, 32000)  # Linux gives connections ports from 
 
 @dataclass(frozen=True)
 class RendezvousInfo:
-    """Addresses of a run."""
+    """Addresses of a run, see `WorkerEnv`."""
 
     supervisor: str | None = None
     master: tuple[str, int] | None = None
