@@ -25,7 +25,7 @@ from asr_am.decode.search_graph import SearchGraph
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable, Tree
-from asr_am.hmm.transducer import add_self_loops, h_transducer, merge_windows, remove_input_labels
+from asr_am.hmm.transducer import add_self_loops, expand_phones, remove_input_labels
 from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
 
@@ -94,16 +94,9 @@ def expand(lg: kaldifst.StdVectorFst, disambig: list[int], states: StateTable, t
         lg: transducer from phones and disambiguation symbols to words.
         disambig: phone ids of the disambiguation symbols.
     """
-    num_labels = len(states.labels_L3)
-    clg, windows = kaldifst.compose_context(disambig, tree.width, tree.width // 2, lg)
-    merged_W, sequences = merge_windows(windows, states, tree)
-    arrays = FstArrays.from_fst(clg)
-    clg = arrays.relabel(merged_W[arrays.ilabel_A]).to_fst()
-    kaldifst.arcsort(clg, sort_type="ilabel")
-    h_fst, _ = h_transducer(sequences, num_labels)
-    hclg = kaldifst.compose(h_fst, clg)
+    hclg = expand_phones(lg, disambig, states, tree)
     kaldifst.determinize_star(hclg, use_log=True)
-    hclg = remove_input_labels(hclg, above=num_labels)
+    hclg = remove_input_labels(hclg, above=len(states.labels_L3))
     kaldifst.minimize_encoded(hclg)
     return hclg
 
