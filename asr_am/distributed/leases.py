@@ -486,11 +486,6 @@ class LeaseQueue:
         return SegmentRecord(segment, self._completions, tuple(self._released), tuple(self.lost))
 
 
-def step_loss_sums(step_result: StepResult) -> LossSums:
-    """Returns the sums of one batch as plain numbers. Waits for the GPU."""
-    return LossSums(float(step_result.loss_sum), float(step_result.correct), step_result.num_frames, 1)
-
-
 def record_to_json(record: SegmentRecord) -> dict[str, Any]:
     """Returns a line of leases.jsonl: the audit trail of a segment, in columns."""
     done = record.completions
