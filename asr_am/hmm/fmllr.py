@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asr_am.hmm.expectations import add_weighted_outer, packed_size, unpack
+from asr_am.features.ivector.statistics import unpack
+from asr_am.hmm.expectations import add_weighted_outer, packed_size
 
 RIDGE = 1e-9  # share of the mean diagonal added to each G_d, which a constant feature would leave singular
 MIN_GAIN = 1e-5  # sweeps end when one improves no log-likelihood per frame by more

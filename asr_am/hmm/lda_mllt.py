@@ -26,9 +26,10 @@ from torch import Tensor
 
 from asr_am.errors import InputError
 from asr_am.features.adapted import Projection, splice
+from asr_am.features.ivector.statistics import unpack
 from asr_am.hmm.alignments import FramePdfs
 from asr_am.hmm.em import Accumulators
-from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size, unpack
+from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.parallel import parallel_map

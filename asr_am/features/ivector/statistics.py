@@ -104,7 +104,7 @@ def pack(full_XSS: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
-    """Unpacks upper triangles to symmetric matrices [..., size, size]."""
+    """Unpacks what `pack` returns to symmetric matrices [..., size, size]."""
     rows, columns = torch.triu_indices(size, size, device=packed.device)
     full = packed.new_empty(*packed.shape[:-1], size, size)
     full[..., rows, columns] = packed
