@@ -77,7 +77,6 @@ KINDS = (
     "host killed", "power lost", "disk full", "disk error", "killed at a step",
 )  # fmt: skip
 NOTED_WHEN_THEY_ACT = ("disk full", "disk error", "killed at a step")  # which need somebody who writes
-MESSAGE_KINDS = ("message late", "message lost")
 EXPECTED = ("cannot be written", "the disk is full", "another start of this run", "has not answered")
 
 

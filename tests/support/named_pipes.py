@@ -45,11 +45,6 @@ class NamedPipes:
 
         wait_for(found)
 
-    def forget_readers(self) -> None:
-        """Closes the pipes of readers that have ended."""
-        for path in list(self._held):
-            os.close(self._held.pop(path))
-
     def fill(self, *paths: Path) -> None:
         """Gives content to pipes, by default to all, as soon as they are read."""
         left = list(paths or self.paths)
