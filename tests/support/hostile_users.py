@@ -34,13 +34,10 @@ class Side:
     """A user, the run, and what the other user saw of it.
 
     Attributes:
-        user: number of the user.
-        out: directory of the run.
         rows: (what the other tried, what it saw).
         ports: (hexadecimal address, port) on which the processes listened.
         abstract: Unix sockets of the processes without a file, which no mode protects.
         growth: the largest growth of a process' memory while it was attacked, in KiB.
-        status: exit status of the run.
     """
 
     user: int
@@ -68,7 +65,6 @@ def duel(folder: Path, strategy: str) -> list[Side]:
 
     Args:
         folder: can be read by all users.
-        strategy: name of the strategy.
     """
     egs_dir = write_examples(folder / "egs", frames_U=(60,) * 12)
     sides, launchers = [], []

@@ -53,13 +53,7 @@ def log_density(extractor: Extractor, gaussian_T: np.ndarray, x_TD: np.ndarray) 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Utterances sampled from an extractor.
-
-    Attributes:
-        x_UTD: frames.
-        gaussian_UT: Gaussian of each frame.
-        y_US: latent vectors.
-    """
+    """Utterances sampled from an extractor."""
 
     x_UTD: np.ndarray
     gaussian_UT: np.ndarray

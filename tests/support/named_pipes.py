@@ -17,12 +17,7 @@ def wait_for(ready: Callable[[], object]) -> None:
 
 
 class NamedPipes:
-    """Named pipes, the content of each being its name.
-
-    Args:
-        folder: where they are.
-        count: their number.
-    """
+    """Named pipes, the content of each being its name."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.paths = [folder / f"pipe{number}" for number in range(count)]
