@@ -256,9 +256,8 @@ def _checksums(path: Path, content: bytes) -> bytes:
 
 
 def _decoded(item: dict[str, Any]) -> Decoded:
-    words = [[_ctm_word(*word) for word in hypothesis] for hypothesis in item.pop("words")]
+    words = [
+        [CtmWord(start, frames, intern(word), confidence) for start, frames, word, confidence in hypothesis]
+        for hypothesis in item.pop("words")
+    ]  # one copy of a word for all utterances and scales
     return Decoded(**item | {"words": words, "nbest": [NbestEntry(**entry) for entry in item["nbest"]]})
-
-
-def _ctm_word(start: int, frames: int, word: str, confidence: float) -> CtmWord:
-    return CtmWord(start, frames, intern(word), confidence)  # one copy of a word for all utterances and scales

@@ -174,8 +174,9 @@ class EgsSet:
         self.features = [self._map("features", k, ("float16", "float32"), 2) for k in shards]
         self.targets = [self._map("targets", k, ("int16", "int32"), 1) for k in shards]
         self._check()
-        self.ivectors = self._open_ivectors()
-        self._verified_U = np.zeros(len(self.index.utterances), bool)
+        width, utterances = self.info.dim - self.info.frame_dim, len(self.index.utterances)
+        self.ivectors = IvectorStore(self.directory, width, self.info.period, utterances) if width else None
+        self._verified_U = np.zeros(utterances, bool)
 
     def verify(self, utterances: np.ndarray) -> None:
         """Compares the checksums of utterances, given by their positions in the index, unless it was done before.
@@ -221,10 +222,6 @@ class EgsSet:
     @property
     def frames(self) -> int:
         return int(self.index.frames_U.sum())
-
-    def _open_ivectors(self) -> IvectorStore | None:
-        width = self.info.dim - self.info.frame_dim
-        return IvectorStore(self.directory, width, self.info.period, len(self.index.utterances)) if width else None
 
     def _map(self, name: str, shard: int, dtypes: tuple[str, ...], ndim: int) -> np.ndarray[Any, Any]:
         path = self.directory / f"{name}.{shard}.npy"

@@ -31,7 +31,7 @@ START_LIMIT = 60.0  # seconds
 
 @dataclass
 class Side:
-    """A user, the run, and what the other user saw of it.
+    """The run of a user, and what the other user saw of it.
 
     Attributes:
         rows: (what the other tried, what it saw).
@@ -40,7 +40,6 @@ class Side:
         growth: the largest growth of a process' memory while it was attacked, in KiB.
     """
 
-    user: int
     out: Path
     rows: list[tuple[str, str]] = field(default_factory=list)
     ports: list[tuple[str, int]] = field(default_factory=list)
@@ -70,7 +69,7 @@ def duel(folder: Path, strategy: str) -> list[Side]:
     sides, launchers = [], []
     for user in USERS:
         home = folder / str(user)
-        side = Side(user, home / "run")
+        side = Side(home / "run")
         for path in (home, side.out, home / "pids"):
             path.mkdir()
         make_key_file(home / "team.key")
