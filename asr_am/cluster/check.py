@@ -15,6 +15,8 @@ from omegaconf import DictConfig
 
 from asr_am.cluster.measure import run_job
 from asr_am.cluster.predict import DENSITY, setting
+from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.idle_training import matrix_of
 from asr_am.distributed.simulator.epoch_timing import time_epoch
 from asr_am.stages.sections import values
 from asr_am.stages.train_config import strategy_factory
@@ -49,22 +51,38 @@ def check(cfgs: Mapping[tuple[str, int], DictConfig]) -> Iterator[Check]:
 
 def check_one(cfg: DictConfig, name: str, learners: int) -> Check | None:
     """Returns measured and predicted seconds per round of one strategy, None on hosts other than 0."""
-    hardware, workload, _ = setting(cfg, learners, learners)
-    hardware = replace(hardware, overlap_speed=1.0, jitter=0.0)  # learners that sleep need no processor
+    hardware, workload, rounds = emulated(cfg, learners)
     strategy = strategy_factory(values(cfg.strategy))
-    assert workload.bytes is not None and workload.seconds_per_batch is not None
-    elements, density = round(workload.bytes / 4), float(cfg.strategy.get("density") or DENSITY)
-    block = int(cfg.strategy.get("block_size") or 1)
-    rounds = max(LEAST_ROUNDS, round(SECONDS / workload.seconds_per_batch[hardware.device]))
-    rounds = -(-rounds // block) * block
-    epoch = time_epoch(
-        strategy, hardware, workload, learners=learners, batches=rounds * learners, elements=1024, density=density
-    )
     job = {
-        "kind": "epoch", "strategy": values(cfg.strategy), "elements": elements, "rounds": rounds, "density": density,
-        "workload": asdict(replace(workload, emulate=True)), "device": hardware.device,
+        "kind": "epoch", "strategy": values(cfg.strategy), "elements": round((workload.bytes or 0) / 4),
+        "rounds": rounds, "density": _density(cfg), "workload": asdict(replace(workload, emulate=True)),
+        "device": hardware.device,
         "faults": {"slow": {str(rank): factor for rank, factor in hardware.faults.slow.items()}},
     }  # fmt: skip
     synchronous = strategy.func.is_synchronous(strategy.keywords)
     result = run_job(cfg, synchronous, job)
-    return None if result is None else Check(name, learners, result["seconds"], epoch.seconds / rounds)
+    return None if result is None else Check(name, learners, result["seconds"], predicted_seconds(cfg, learners))
+
+
+def predicted_seconds(cfg: DictConfig, learners: int) -> float:
+    """Returns the predicted seconds per round of the strategy of `cfg`."""
+    hardware, workload, rounds = emulated(cfg, learners)
+    epoch = time_epoch(
+        strategy_factory(values(cfg.strategy)), hardware, workload, learners=learners, batches=rounds * learners,
+        elements=1024, density=_density(cfg),
+    )  # fmt: skip
+    return epoch.seconds / rounds
+
+
+def emulated(cfg: DictConfig, learners: int) -> tuple[Cluster, Workload, int]:
+    """Returns the cluster without what sleeping learners do not need, the workload, and the number of rounds."""
+    hardware, workload, _ = setting(cfg, learners, learners)
+    assert workload.bytes is not None and workload.seconds_per_batch is not None
+    block = int(cfg.strategy.get("block_size") or 1)
+    rounds = max(LEAST_ROUNDS, round(SECONDS / workload.seconds_per_batch[hardware.device]))
+    workload = replace(workload, matrices=((1, *matrix_of(round(workload.bytes / 4))),))
+    return replace(hardware, overlap_speed=1.0, jitter=0.0), workload, -(-rounds // block) * block
+
+
+def _density(cfg: DictConfig) -> float:
+    return float(cfg.strategy.get("density") or DENSITY)

@@ -32,6 +32,7 @@ from asr_am.stages.sections import LaunchOptions
 
 log = logging.getLogger(__name__)
 
+PIECES = 8  # between which a message lets others pass, hardly another time than with more
 MADE = "# made by python -m asr_am.cluster measure"
 
 
@@ -107,6 +108,7 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
         "device: cpu",
         _line("nic_bandwidth", nic[1], where),
         _line("nic_latency", nic[0], where),
+        f"message_pieces: {PIECES}  # [assumed] connections of TCP share a network card",
         _line("host_bandwidth", host[1]),
         _line("host_latency", host[0]),
         _line("all_reduce_efficiency", efficiency),
@@ -128,10 +130,13 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
 
 
 def _link(trials: Mapping[str, Sequence[float]], size: float) -> tuple[list[float], list[float]]:
-    """Returns latencies of short messages, and bandwidths of large ones, whose answers are short."""
+    """Returns latencies of short messages, and bandwidths of large ones, whose answers are short.
+
+    Where a large message takes hardly longer than a short one, half of its time is taken for the transfer.
+    """
     there_and_back = median(trials["latency"])
     return [seconds / 2 for seconds in trials["latency"]], [
-        size / max(seconds - there_and_back, 1e-9) for seconds in trials["seconds"]
+        size / max(seconds - there_and_back, seconds / 2) for seconds in trials["seconds"]
     ]
 
 

@@ -64,7 +64,7 @@ def load_ivector_models(folder: Path) -> Estimator:
     return load_estimator(folder)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)  # networks whose scores are averaged
 def load_network(path: Path) -> tuple[AcousticModel, dict[str, Any]]:
     """Returns the network at `path` in eval mode and its info, see `load_acoustic_model`."""
     from asr_am.models.model_file import load_acoustic_model

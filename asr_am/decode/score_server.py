@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from asr_am.decode.scorer import NeuralScorer, NeuralSource, ScoreSource
+from asr_am.decode.scorer import MeanSource, NeuralSource, Scorer, ScoreSource
 from asr_am.errors import InputError
 from asr_am.parent_death import signal_on_parent_death
 
@@ -75,7 +75,7 @@ def scores_from_gpu(source: ScoreSource, device: str = "auto") -> Iterator[Score
         device: auto takes the GPU if there is one. cuda takes it, and cpu does not. `test` serves scores of the CPU.
     """
     gpu = device == "cuda" or (device == "auto" and torch.cuda.device_count() > 0)  # starts no CUDA in this process
-    if not isinstance(source, NeuralSource) or not (gpu or device == "test"):
+    if not isinstance(source, NeuralSource | MeanSource) or not (gpu or device == "test"):
         yield source
         return
     with tempfile.TemporaryDirectory(prefix="scores-") as folder:  # which no other user can enter
@@ -104,7 +104,7 @@ def _received(connection: Connection) -> bytes:
         return b""
 
 
-def _serve(source: NeuralSource, address: str, device: str, parent: int, told: Connection) -> None:
+def _serve(source: NeuralSource | MeanSource, address: str, device: str, parent: int, told: Connection) -> None:
     """Serves scores until this process is killed, at the latest with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -125,7 +125,7 @@ def _serve(source: NeuralSource, address: str, device: str, parent: int, told: C
             threading.Thread(target=_answer, args=(listener.accept(), scorer, gpu), daemon=True).start()
 
 
-def _answer(client: Connection, scorer: NeuralScorer, gpu: threading.Lock) -> None:
+def _answer(client: Connection, scorer: Scorer, gpu: threading.Lock) -> None:
     """Answers one process of the search until it ends."""
     while request := _received(client):
         try:

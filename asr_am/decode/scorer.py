@@ -191,6 +191,25 @@ class ChainScorer:
 
 
 @dataclass(frozen=True)
+class MeanScorer:
+    """The mean of the scores of several models of the same pdfs: a product of their likelihoods, equally weighted."""
+
+    scorers: tuple[NeuralScorer | ChainScorer, ...]
+
+    @property
+    def model(self) -> nn.Module:
+        """All models, which a device takes together."""
+        return nn.ModuleList([scorer.model for scorer in self.scorers])
+
+    def log_likelihoods(self, utterance: str) -> np.ndarray:
+        first_TP, *others = (scorer.log_likelihoods(utterance) for scorer in self.scorers)
+        for scores_TP in others:
+            first_TP += scores_TP
+        first_TP /= np.float32(len(self.scorers))
+        return first_TP
+
+
+@dataclass(frozen=True)
 class ArchiveScorer:
     """Scores written before, by `write_log_likelihoods` or by Kaldi.
 
@@ -243,6 +262,16 @@ class NeuralSource:
             )
         features = InputReader(self.features_dir, kind, self.subset).__getitem__
         return NeuralScorer(model.eval(), features, log_priors(counts.numpy()), self.window, stack_of(kind))
+
+
+@dataclass(frozen=True)
+class MeanSource:
+    """The mean of the scores of several networks."""
+
+    sources: tuple[NeuralSource, ...]
+
+    def load(self) -> MeanScorer:
+        return MeanScorer(tuple(source.load() for source in self.sources))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from asr_am.data.textfile import load_json, write_lines
 from asr_am.decode.lattice import LmScale
 from asr_am.decode.loading import load_network
-from asr_am.decode.scorer import GmmSource, NeuralSource, ScoreSource, Window
+from asr_am.decode.scorer import GmmSource, MeanSource, NeuralSource, ScoreSource, Window
 from asr_am.decode.search import SearchOptions
 from asr_am.errors import InputError
 
@@ -29,6 +29,7 @@ class System:
         feature_kind: the features that the acoustic model takes, e.g. "fmllr+logmel".
         model: checkpoint of a network, or None for the Gaussian mixtures of `align_dir`.
         window: how the network is applied (ignored for mixtures).
+        others: further networks for the same features and states, each with its window. Scores are the mean of all.
     """
 
     align_dir: Path
@@ -38,6 +39,7 @@ class System:
     feature_kind: str
     model: Path | None = None
     window: Window = field(default_factory=lambda: Window(0, 0))
+    others: tuple[tuple[Path, Window], ...] = ()
     search: SearchOptions = field(default_factory=SearchOptions)
     lm_scale: LmScale = field(default_factory=lambda: LmScale(10.0))
 
@@ -58,7 +60,9 @@ class System:
         """Returns the source of the acoustic scores of one set."""
         if self.model is None:
             return GmmSource(self.align_dir, self.features_dir, subset)
-        return NeuralSource(self.model, self.features_dir, subset, self.window)
+        networks = [(self.model, self.window), *self.others]
+        sources = tuple(NeuralSource(model, self.features_dir, subset, window) for model, window in networks)
+        return MeanSource(sources) if self.others else sources[0]
 
     def save(self, folder: Path) -> None:
         """Writes system.json into `folder`, with relative paths so that a whole experiment can be moved."""
@@ -66,6 +70,7 @@ class System:
         value: dict[str, object] = {"format": FORMAT}
         value |= {name: None if path is None else os.path.relpath(path, folder) for name, path in paths.items()}
         value |= {"feature_kind": self.feature_kind, "window": str(self.window)}
+        value["others"] = [[os.path.relpath(model, folder), str(window)] for model, window in self.others]
         value |= {"search": vars(self.search), "weights": self.lm_scale._asdict()}
         write_lines(folder / FILE, [json.dumps(value, indent=1)])
 
@@ -86,6 +91,8 @@ class System:
                 value[name] = None if optional else Path(os.path.normpath(folder / value[name]))
             value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
             value |= {"lm_scale": LmScale(**value.pop("weights"))}
+            others = [(os.path.normpath(folder / path), window) for path, window in value.get("others", ())]
+            value["others"] = tuple((Path(path), Window.parse(window)) for path, window in others)
             system = cls(**value)
             if not all(isinstance(number, int | float) for number in system.lm_scale) or not system.lm_scale.lm > 0:
                 raise ValueError(f"weights {system.lm_scale}")
@@ -93,7 +100,8 @@ class System:
             raise InputError(
                 f"{path}: not the record of a decoding run ({error}); run stage 7 (decode) again"
             ) from error
-        for needed in (system.states, system.graph, system.lang_dir, system.features_dir, system.model):
+        networks = [system.model, *(model for model, _ in system.others)]
+        for needed in (system.states, system.graph, system.lang_dir, system.features_dir, *networks):
             if needed is not None and not os.path.exists(needed):  # False for an impossible name, too
                 raise InputError(f"{needed}: is missing, but {path} needs it; run the stage that makes it again")
         return system

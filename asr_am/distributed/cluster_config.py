@@ -95,6 +95,8 @@ class Cluster:
         device: kind of device, a key of the workload's figures.
         nic_bandwidth: of a host's network card in each direction, shared by its learners.
         nic_latency: of a message between hosts.
+        message_pieces: pieces of a message between hosts. Messages of a network card take turns after each, as those of
+            TCP do. With one piece, a message passes as a whole.
         host_bandwidth: of messages inside a host.
         host_latency: of messages inside a host.
         all_reduce_efficiency: rate that a ring or chain of learners reaches, relative to that of messages on its links.
@@ -123,6 +125,7 @@ class Cluster:
     overlap_speed: float
     update_bandwidth: float
     averaging_bandwidth: float
+    message_pieces: int = 1
     scatter_cost: float = 1.0
     host_update_bandwidth: float = math.inf
     fabric_bandwidth: float = math.inf
@@ -133,7 +136,7 @@ class Cluster:
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
-        for key in ("hosts", "devices_per_host", "sites"):
+        for key in ("hosts", "devices_per_host", "sites", "message_pieces"):
             _require_whole(f"cluster.{key}", getattr(self, key), least=1)
         if self.hosts % self.sites:
             raise InputError(f"cluster.sites={self.sites}: does not divide cluster.hosts={self.hosts}")
@@ -225,6 +228,14 @@ class Workload:
             return self.seconds_per_batch[device] * (frames / full if full else 0.0)
         assert self.frames_per_second is not None
         return frames / self.frames_per_second[device]
+
+
+FORWARD = 1 / 3  # share of the forward pass in a batch's time: the backward pass is twice the work
+
+
+def bucket_share(begin: int, length: int) -> float:
+    """Returns the share of a batch's time after which the gradient of elements begin..length is complete."""
+    return FORWARD + (1 - FORWARD) * (1 - begin / length)
 
 
 def _require_mapping(key: str, value: object) -> None:

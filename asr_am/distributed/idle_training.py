@@ -45,11 +45,16 @@ class IdleLearner:
         return leases.record()
 
 
+def matrix_of(elements: int) -> tuple[int, int]:
+    """Returns rows and columns of the weights: a matrix, for low rank compression."""
+    rows = 32 if elements >= 32**2 and elements % 32 == 0 else 1
+    return rows, elements // rows
+
+
 class _Weights(nn.Module):
     def __init__(self, elements: int) -> None:
         super().__init__()
-        rows = 32 if elements > 32**2 and elements % 32 == 0 else 1  # a matrix, for low rank compression
-        self.w = nn.Parameter(torch.zeros(rows, elements // rows))
+        self.w = nn.Parameter(torch.zeros(matrix_of(elements)))
 
 
 def _free_gradient(leases: Leases, params: FlatParams, density: float) -> GradientFn:

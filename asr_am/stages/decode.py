@@ -89,6 +89,7 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
     inputs = [paths.data, system_dir(paths, system), *input_dirs(cfg, system.features), paths.graph(system.gmm, lm)]
     inputs += [run for run in (system.model, system.start) if run]
+    inputs += [paths.decoded(f"{run}_{lm}") for run in system.combined]
     key = options | ({"network_windows": list(system.windows)} if system.windows else {})
     unseen_graph = partial(graph, paths, graph_lang(cfg), system.gmm, f"{lm}/unseen", graph_options(cfg, system))
     build_run = partial(
@@ -149,19 +150,48 @@ def decode(
 
     align_dir, model = paths.system(plan.gmm), plan.model / "best.pt" if plan.model else None
     search, _ = search_and_windows(options)
-    system = System(
-        align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=graph_folder,
-        feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
-    )  # fmt: skip
+    if plan.combined:
+        candidates = [combination([paths.decoded(f"{run}_{lm}") for run in plan.combined])]
+    else:
+        system = System(
+            align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=graph_folder,
+            feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
+        )  # fmt: skip
+        candidates = networks_and_windows(system, plan, options)
     how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"], device)
-    candidates = networks_and_windows(system, plan, options)
     if knows_dev(paths.lm(lm)) and (paths.lm(lm) / UNSEEN).is_dir():
         unseen = [replace(candidate, graph_dir=out / UNSEEN / "graph") for candidate in candidates]
         chosen = choose_without_dev(unseen, paths.data, how, jobs, unseen_graph, out)
         network = next(candidate for candidate in candidates if candidate.network == chosen.network)
         candidates = [replace(network, window=chosen.window)]
     how = replace(how, grid=tuple(scales_to_try(paths.lm(lm), grid, out)))
-    decode_sets(system, paths.data, out, how, candidates=candidates, jobs=jobs)
+    decode_sets(candidates[0], paths.data, out, how, candidates=candidates, jobs=jobs)
+
+
+def combination(decoded: Sequence[Path]) -> System:
+    """Returns the system that averages the scores of networks, each as dev has chosen it and its window.
+
+    Args:
+        decoded: decoding runs of the networks.
+
+    Raises:
+        InputError: one is not a network's, or the networks have other features or states.
+    """
+    from asr_am.decode.system import System
+
+    systems = [System.load(folder) for folder in decoded]
+    first = systems[0]
+    networks: list[tuple[Path, Window]] = []
+    for system, folder in zip(systems, decoded, strict=True):
+        if system.model is None:
+            raise InputError(f"combine: {folder.name} has no network")
+        if (system.states, system.graph, system.feature_kind) != (first.states, first.graph, first.feature_kind):
+            raise InputError(
+                f"combine: {folder.name} has other states, features or graph than {decoded[0].name}; "
+                "python -m asr_am.score.rover combines the words of such systems"
+            )
+        networks += [(system.model, system.window), *system.others]
+    return replace(first, others=tuple(networks[1:]))
 
 
 def networks_and_windows(system: System, plan: SystemPlan, options: Mapping[str, Any]) -> list[System]:

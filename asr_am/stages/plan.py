@@ -217,6 +217,12 @@ def model_bytes(cfg: DictConfig) -> float:
     return 4.0 * sum(p.numel() for p in made_model(cfg).make(inputs, num_pdfs(cfg)).parameters())
 
 
+def model_matrices(cfg: DictConfig) -> list[tuple[int, int, int]]:
+    """Returns the weight matrices of the network as (1, rows, columns)."""
+    shapes = [p.shape for p in made_model(cfg).make(sum(num_columns(cfg).values()), num_pdfs(cfg)).parameters()]
+    return [(1, shape[0], shape.numel() // shape[0]) for shape in shapes if len(shape) > 1]
+
+
 def epoch_frames(cfg: DictConfig) -> float:
     """Returns the frames of an epoch, with copies at other speeds."""
     hours = training_hours(cfg)
@@ -310,7 +316,9 @@ def timed_workload(cfg: DictConfig, device: str, weights: float) -> Workload:
         frames = cfg.train.batch_size / cfg.learners * (cfg.train.get("chunk") or cfg.egs.chunk)
         seconds = workload.seconds(device, frames, frames)
         workload = replace(workload, frames_per_second=None, seconds_per_batch={device: seconds})
-    return replace(workload, bytes=workload.bytes or weights)
+    if workload.bytes is None:
+        workload = replace(workload, bytes=weights, matrices=model_matrices(cfg))
+    return workload
 
 
 def table(needs: Sequence[Need]) -> list[str]:

@@ -47,6 +47,7 @@ class RecipeOptions:
     learners: int
     seed: int
     systems: list[str]
+    combine: list[str]
     lms: list[str]
     rescore: bool
     log_likelihoods: bool

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, ListConfig
 
 from asr_am.errors import InputError
+from asr_am.options import check_name
 from asr_am.stages.layout import layout, states_name
 from asr_am.stages.mmi import mmi_run
 
@@ -88,6 +89,7 @@ def chosen_on_dev(report: Path) -> Chosen:
 
 GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM
 SYSTEMS = (*GMM_FEATURES, "nnet")
+COMBINED = "combined"  # the system of several networks
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class SystemPlan:
         windows: windows to try on dev, None: those of section decode.
         start: directory of the training run that this network was trained from. It is decoded with instead if it makes
             fewer errors on dev.
+        combined: names of networks whose scores are averaged.
     """
 
     name: str
@@ -112,10 +115,14 @@ class SystemPlan:
     seed: int | None
     windows: tuple[str, ...] | None = None
     start: Path | None = None
+    combined: tuple[str, ...] = ()
 
 
 def plans(cfg: DictConfig) -> list[SystemPlan]:
-    """Returns the systems that `systems` lists: GMMs by name, nnet for the networks of the configured run."""
+    """Returns the systems that `systems` lists: GMMs by name, nnet for the networks of the configured run.
+
+    The last one combines the networks of `combine`, if it lists any.
+    """
     paths = layout(cfg)
     found = []
     for name in cfg.systems:
@@ -131,6 +138,9 @@ def plans(cfg: DictConfig) -> list[SystemPlan]:
             raise InputError(f"systems: {name} is not trained; use align=sat, or leave it out of systems")
         else:
             found.append(SystemPlan(name, name, GMM_FEATURES[name], None, None))
+    if cfg.combine:
+        runs = tuple(check_name("combine", str(run)) for run in cfg.combine)
+        found.append(SystemPlan(COMBINED, states_name(cfg), cfg.features.name, None, None, combined=runs))
     return found
 
 

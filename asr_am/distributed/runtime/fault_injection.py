@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from asr_am.distributed.cluster_config import Faults, Workload
+from asr_am.distributed.cluster_config import Faults, Workload, bucket_share
 from asr_am.distributed.flat_params import BucketHook
 from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.team import CommStats
@@ -86,7 +86,8 @@ class ComputeEmulator:
         self.max_frames = 0.0
 
     def apply(self, gradient: GradientFn, sleep: Callable[[float], None]) -> GradientFn:
-        """Returns the same closure with its time stretched. Buckets are announced later by the same factor.
+        """Returns the same closure with its time stretched. Buckets are announced later by the same factor. With a
+        workload they are announced as on the virtual cluster.
 
         Time that the closure waits for others, for instance for a lease, is not stretched.
         """
@@ -110,8 +111,10 @@ class ComputeEmulator:
             begin += self._comm_stats.waiting_seconds - waited_before
             elapsed = max(end - begin, 1e-9)
             target = self._seconds(step_result.num_frames, elapsed)
+            length = max((last for _, _, last in buckets), default=0)
             for ready, first, last in buckets:
-                _sleep_until(begin + (ready - begin) * target / elapsed, sleep)
+                share = bucket_share(first, length) if self._workload else (ready - begin) / elapsed
+                _sleep_until(begin + share * target, sleep)
                 assert on_bucket is not None
                 on_bucket(first, last)
             _sleep_until(begin + target, sleep)

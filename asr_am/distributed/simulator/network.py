@@ -56,7 +56,8 @@ class Transfer:
     Attributes:
         out: NIC of the sender.
         into: NIC of the receiver.
-        seconds: time that it occupies both.
+        seconds: time that a piece of it occupies both.
+        pieces: pieces that are left, between which other messages take their turn.
         arrived: called when it has arrived.
         sites: sites of the sender and the receiver.
         count: length in bytes.
@@ -65,6 +66,7 @@ class Transfer:
     out: Nic
     into: Nic
     seconds: float
+    pieces: int
     arrived: Callable[[], None]
     sites: tuple[int, int]
     count: float
@@ -96,8 +98,9 @@ class SimNetwork:
             scheduler.call_at(scheduler.now + count / hardware.host_bandwidth + hardware.host_latency, arrived)
             return
         sites = hardware.site_of(source), hardware.site_of(to)
-        seconds = count / hardware.nic_bandwidth
-        transfer = Transfer(self._out[source], self._in[to], seconds, arrived, sites, count)
+        pieces = hardware.message_pieces
+        seconds = count / hardware.nic_bandwidth / pieces
+        transfer = Transfer(self._out[source], self._in[to], seconds, pieces, arrived, sites, count)
         begin = self.reachable_at(scheduler.now, source, to)
         if begin > scheduler.now:
             scheduler.call_at(begin, partial(self._begin_or_wait, transfer))
@@ -109,14 +112,21 @@ class SimNetwork:
         if transfer.out.free_at <= now and transfer.into.free_at <= now:
             self._begin(transfer)
         else:
-            transfer.out.waiting[transfer] = transfer.into.waiting[transfer] = None
+            self._wait(transfer)
+
+    @staticmethod
+    def _wait(transfer: Transfer) -> None:
+        transfer.out.waiting[transfer] = transfer.into.waiting[transfer] = None
 
     def _begin(self, transfer: Transfer) -> None:
-        """Begins a transfer, of which both NICs are free."""
+        """Begins a piece of a transfer, of which both NICs are free."""
         scheduler, out, into = self._scheduler, transfer.out, transfer.into
         end = scheduler.now + transfer.seconds
         out.free_at = into.free_at = end
-        scheduler.call_at(end, partial(self._release, out, into))
+        transfer.pieces -= 1
+        scheduler.call_at(end, partial(self._release, transfer))
+        if transfer.pieces:
+            return
         if transfer.sites[0] != transfer.sites[1]:
             link_end = self._through_site_links({transfer.sites: transfer.count}, scheduler.now)
             end = max(end, link_end) + self._hardware.site_latency
@@ -130,10 +140,12 @@ class SimNetwork:
             end = max(end, self._site_links[sites].reserve(earliest, seconds) + seconds)
         return end
 
-    def _release(self, out: Nic, into: Nic) -> None:
+    def _release(self, transfer: Transfer) -> None:
         """Begins messages after one has left. All senders that are free choose first, so that they keep their order."""
-        self._begin_waiting(out)
-        self._scheduler.call_at(self._scheduler.now, partial(self._begin_waiting, into))
+        if transfer.pieces:
+            self._wait(transfer)
+        self._begin_waiting(transfer.out)
+        self._scheduler.call_at(self._scheduler.now, partial(self._begin_waiting, transfer.into))
 
     def _begin_waiting(self, nic: Nic) -> None:
         """Begins the oldest message that waited for this NIC and whose other NIC is free."""

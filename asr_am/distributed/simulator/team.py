@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.cluster_config import Cluster, Workload, bucket_share
 from asr_am.distributed.coordinated_backend import ControlClient, CoordinatedBackend
 from asr_am.distributed.flat_params import BucketHook
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT
@@ -21,8 +21,6 @@ from asr_am.distributed.simulator.sim_learner import SimLearner, random_stream
 from asr_am.distributed.team import CommStats, CostKind, Message, ModelSize, find_group
 from asr_am.distributed.wire_dtype import rounded
 from asr_am.errors import InputError
-
-FORWARD = 1 / 3  # share of the forward pass in a batch's time: the backward pass is twice the work
 
 
 class SimContext(Protocol):
@@ -134,7 +132,7 @@ class SimTeam:
             passed = 0.0
             length = max((end for _, end in buckets), default=0)
             for begin, end in sorted(buckets, reverse=True):
-                ready = seconds * (FORWARD + (1 - FORWARD) * (1 - begin / length))
+                ready = seconds * bucket_share(begin, length)
                 self._cluster.collectives.compute(self.rank, ready - passed)
                 passed = ready
                 assert on_bucket is not None

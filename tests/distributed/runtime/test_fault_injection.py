@@ -32,10 +32,10 @@ class Clock:
     def gradient(self, on_bucket: object) -> StepResult:
         self.now += 1.0
         self.comm_stats.waiting_seconds += 1.0  # for its lease
-        for passed in (1.0, 2.0):
+        for passed, begin in ((1.0, 2), (2.0, 1)):
             self.now += passed
             if on_bucket is not None:
-                on_bucket(int(passed), 9)  # type: ignore[operator]
+                on_bucket(begin, 9)  # type: ignore[operator]
         return step_result(50.0)
 
     def ready(self, begin: int, end: int) -> None:
@@ -48,7 +48,7 @@ def test_a_slow_learner_takes_longer_for_everything_but_waiting(monkeypatch: pyt
     compute_emulator = ComputeEmulator(Faults(slow={1: 10.0}), None, "cpu", 1, comm_stats)
     slowed = compute_emulator.apply(clock.gradient, clock.sleep)
     assert slowed(clock.ready) is not None
-    assert clock.buckets == [(11.0, 1), (31.0, 2)] and clock.now == pytest.approx(131.0)
+    assert clock.buckets == [(11.0, 2), (31.0, 1)] and clock.now == pytest.approx(131.0)
     assert comm_stats.faults == {"slow": 1}
     slowed(None)
     assert clock.now == pytest.approx(162.0) and len(clock.buckets) == 2
@@ -91,7 +91,8 @@ def test_computing_time_is_emulated_by_the_frames_of_a_batch(monkeypatch: pytest
     compute_emulator.max_frames = 100.0
     compute_emulator.apply(clock.gradient, clock.sleep)(clock.ready)
     assert clock.now == pytest.approx(101.0 + 2 * 60 / 2) and comm_stats.faults == {"slow": 1}
-    assert clock.buckets == [(pytest.approx(1 + 20), 1), (pytest.approx(1 + 60), 2)]
+    shares = {begin: 1 / 3 + 2 / 3 * (1 - begin / 9) for begin in (2, 1)}  # the last elements are complete first
+    assert clock.buckets == [(pytest.approx(1 + 60 * share), begin) for begin, share in shares.items()]
     with pytest.raises(InputError, match="seconds_per_batch"):
         ComputeEmulator(Faults(), workload, "V100", 0, comm_stats)
 

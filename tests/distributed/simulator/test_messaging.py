@@ -78,6 +78,21 @@ def test_messages_queue_at_their_hosts_nics() -> None:
     assert results[5] == [(2.503, 2, 0)]  # comes in after 0's, and leaves after 3's
 
 
+@pytest.mark.parametrize(("pieces", "ends"), [(1, [1.5, 2.5]), (4, [2.25, 2.5])])
+def test_messages_in_pieces_take_turns(pieces: int, ends: list[float]) -> None:
+    """Two messages of 1 s leave host 0 at once, for two other hosts."""
+
+    def main(team: SimTeam) -> list[tuple[float, int, int]]:
+        team.register_tag("w", 25)
+        if team.rank == 0:
+            team.send(1, "w", 0, W)
+            team.send(2, "w", 0, W)
+        return clocks(team, 1 if team.rank else 0)
+
+    results = run(main, 3, hosts=3, devices_per_host=1, message_pieces=pieces)
+    assert [results[rank][0][0] for rank in (1, 2)] == ends
+
+
 def test_messages_of_different_hosts_do_not_wait_for_each_other() -> None:
     def main(team: SimTeam) -> list[tuple[float, int, int]]:
         team.register_tag("w", 25)
