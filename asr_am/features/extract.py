@@ -211,7 +211,7 @@ def _checked_features(
 
 
 def write_lists(out: Path, subset: str, results: Sequence[ArchiveResult], kind: str, options: FeatureKind) -> None:
-    """Writes the files that cover all archives of a set: .scp, utt2spk, CMVN statistics, manifest, dropped utterances."""
+    """Writes the files that cover all archives of a set: .scp, utt2spk, CMVN, manifest, dropped utterances."""
     rows = sorted((row for result in results for row in result.utterances), key=lambda row: row[0].id)
     _report(out, subset, results, len(rows))
     write_index(out, subset, [(segment.id, entry) for segment, entry, _ in rows])
