@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
 from asr_am.distributed.leases import HostLost, LearnerLost
-from asr_am.distributed.supervisor import POLL_INTERVAL, Clock, Workers
+from asr_am.distributed.supervisor import POLL_INTERVAL, Workers
 from asr_am.errors import InputError, Preempted
 
 JOIN_INTERVAL = 1.0  # seconds between two requests, as the supervisor of a larger team may still end and lose one
@@ -35,7 +36,7 @@ class NodeAgent:
 
     def __init__(
         self, spec: LaunchSpec, connection: AgentConnection, make_workers: Callable[[ControlMessage], Workers],
-        clock: Clock, name: str,
+        clock: AwakeClock, name: str,
     ) -> None:  # fmt: skip
         self._spec, self._connection, self._make_workers, self._clock = spec, connection, make_workers, clock
         self._name = name
