@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -182,23 +181,12 @@ def load_adaptation(folder: Path) -> tuple[AdaptationPaths, AdaptOptions]:
         raise InputError(f"{path}: missing or damaged ({error}); run stage 4 (speaker) again") from error
 
 
-class AdaptationModels(NamedTuple):
-    """Models that the adaptation of any set uses.
-
-    `start` [D, E] is the mean transform of the training speakers.
-    """
-
-    states: StateTable
-    lang: Lang
-    adapted: DiagGmms
-    start: np.ndarray
-
-
 @lru_cache(maxsize=1)
-def _load_models(system: Path, lang_dir: Path) -> AdaptationModels:
+def _load_models(system: Path, lang_dir: Path) -> tuple[StateTable, Lang, DiagGmms, np.ndarray]:
+    """Returns states, lang, adapted mixtures and the mean transform [D, E] of the training speakers."""
     states, lang = load_states(system / "states.npz"), load_lang(lang_dir)
-    adapted = load_gmms(system / "gmm.npz")
-    return AdaptationModels(states, lang, adapted, mean_transform(read_transforms(system / TRANSFORMS, "train")))
+    start = mean_transform(read_transforms(system / TRANSFORMS, "train"))
+    return states, lang, load_gmms(system / "gmm.npz"), start
 
 
 def adapt_set(paths: AdaptationPaths, subset: str, options: AdaptOptions, jobs: int) -> dict[str, np.ndarray]:
