@@ -42,29 +42,6 @@ class CtmWord(NamedTuple):
 Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
 
 
-class CtmLine(NamedTuple):
-    """A word of one recording, times in seconds. Its order as a tuple is the order of lines in a CTM file."""
-
-    file: str
-    channel: str
-    begin: float
-    duration: float
-    word: str
-    confidence: float
-
-
-def ctm_lines(segment: SupervisionSegment, words: Iterable[CtmWord]) -> list[CtmLine]:
-    """Returns the words of an utterance with their times in its recording."""
-    file, channel = segment.recording_id, channel_letter(segment)
-    return [
-        CtmLine(
-            file, channel, segment.start + word.start * FRAME_SHIFT, word.frames * FRAME_SHIFT, word.word,
-            word.confidence,
-        )
-        for word in words
-    ]  # fmt: skip
-
-
 def write_words(
     out: Path, subset: str, segments: Mapping[str, SupervisionSegment], grid: Sequence[LmScale], words: Words
 ) -> None:
@@ -76,11 +53,17 @@ def write_words(
 
 def write_ctm(path: Path, segments: Mapping[str, SupervisionSegment], words: Mapping[str, Iterable[CtmWord]]) -> None:
     """Writes the words of a set, atomically."""
-    lines = sorted(line for utterance in words for line in ctm_lines(segments[utterance], words[utterance]))
+    lines = []
+    for utterance, spoken in words.items():
+        segment = segments[utterance]
+        file, channel = segment.recording_id, channel_letter(segment)
+        for word in spoken:
+            begin, duration = segment.start + word.start * FRAME_SHIFT, word.frames * FRAME_SHIFT
+            lines.append((file, channel, begin, duration, word.word, word.confidence))
     write_lines(
         path,
         (
-            f"{line.file} {line.channel} {line.begin:.2f} {line.duration:.2f} {line.word} {line.confidence:.2f}"
-            for line in lines
+            f"{file} {channel} {begin:.2f} {duration:.2f} {name} {confidence:.2f}"
+            for file, channel, begin, duration, name, confidence in sorted(lines)
         ),
     )
