@@ -69,12 +69,13 @@ def export_network(model_path: Path, out: Path, frames: int | None = None) -> fl
     counts_P = info.get("pdf_counts")
     if counts_P is None:
         raise InputError(f"{model_path}: has no counts of its pdfs, so no priors; train the model again")
-    network = model if info.get("chain") else LogLikelihoods(model, counts_P).eval()
+    network = model if info.get("chain") or info.get("ctc") else LogLikelihoods(model, counts_P).eval()
     write, load = formats[out.suffix]
     partial = out.with_name(f".{out.name}.partial{out.suffix}")
     frames = frames or int(info["chunk"])
     description = {"kind": info["kind"], "frames": frames, "dim": info["dim"], "num_pdfs": info["num_pdfs"]}
     description |= {"frames_per_output": model.subsampling, "chain": bool(info.get("chain"))}
+    description["ctc"] = bool(info.get("ctc"))
     try:
         with torch.no_grad():
             write(network, torch.zeros(BATCHES[0], frames, info["dim"]), description, partial)

@@ -28,6 +28,7 @@ from asr_am.errors import InputError
 from asr_am.features.feature_archive import load_matrix
 from asr_am.features.fusion import middle_labels, repeat_stacks, stack_frames, stack_of
 from asr_am.hmm.states import StateTable
+from asr_am.train.ctc_loss import ctc_scores
 
 if TYPE_CHECKING:
     from asr_am.hmm.gmm import DiagGmms
@@ -174,20 +175,23 @@ class NeuralScorer:
 
 @dataclass(frozen=True)
 class ChainScorer:
-    """Scores from a chain model, one per step of its HMMs: its outputs as they are, but for their scale.
+    """Scores from a chain model, one per step of its HMMs: its outputs as they are, but for their scale. Or from CTC.
 
     Attributes:
         model: the network in eval mode.
+        ctc: its outputs are those of `ctc_loss`.
     """
 
     model: AcousticModel
     features: Features
     window: Window
+    ctc: bool = False
 
     def log_likelihoods(self, utterance: str) -> np.ndarray:
         batch = max(1, min(BATCH, MAX_POSTERIORS // (max(1, self.window.chunk) * self.model.outputs)))
         scores_TP = log_posteriors(self.model, self.features(utterance), self.window, batch, softmax=False)
-        return CHAIN_SCALE * middle_labels(scores_TP, self.model.subsampling)
+        scores_KP = middle_labels(scores_TP, self.model.subsampling)
+        return CHAIN_SCALE * (ctc_scores(torch.from_numpy(scores_KP)).numpy() if self.ctc else scores_KP)
 
 
 @dataclass(frozen=True)
@@ -254,8 +258,9 @@ class NeuralSource:
 
         model, info = load_network(self.model)
         counts, kind = info.get("pdf_counts"), info["kind"]
-        if info.get("chain"):
-            return ChainScorer(model, InputReader(self.features_dir, kind, self.subset).__getitem__, self.window)
+        if info.get("chain") or info.get("ctc"):
+            reader = InputReader(self.features_dir, kind, self.subset)
+            return ChainScorer(model, reader.__getitem__, self.window, bool(info.get("ctc")))
         if counts is None or len(counts) != info["num_pdfs"] or int(counts.sum()) == 0:
             raise InputError(
                 f"{self.model}: has no counts of its {info['num_pdfs']} pdfs, so no priors; train the model again"

@@ -61,7 +61,8 @@ def load_acoustic_model(path: Path) -> tuple[AcousticModel, dict[str, Any]]:
     Returns:
         The model, which maps x_BTF (float32) and lengths_B to logits_BTP, and its info: `dim`, `num_pdfs`, `kind` (of
         features), `chunk` (frames of a training chunk), `pdf_counts` (int64 tensor [P], for the priors), `epoch`,
-        `heldout_loss`, `chain` (whether logits are scores as they are, without softmax and priors).
+        `heldout_loss`, `chain` (whether logits are scores as they are, without softmax and priors), `ctc` (whether they
+        are those of `ctc_loss`).
     """
     remedy = "train the model again"
     value = read_torch(path, remedy)

@@ -1,7 +1,7 @@
 """Stage 5, egs: features and pdfs of every utterance as memory-mapped training examples, exp/<corpus>/egs/<name>.
 
-For sequence training also the denominator graph, exp/<corpus>/egs/denominator-<system>, and for that of chain models
-their states, exp/<corpus>/egs/chain<n>-<system>.
+For sequence training also the denominator graph, exp/<corpus>/egs/denominator-<system>, and for chain models and CTC
+their states, exp/<corpus>/egs/chain<n>-<system> and chainctc<n>-<system>.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from asr_am.features.fusion import stack_of
 from asr_am.options import build
 from asr_am.stages.align import ALIGNED_SETS
 from asr_am.stages.app import stage
-from asr_am.stages.layout import Layout, denominator_path, egs_dir, input_dirs, layout, states_name
+from asr_am.stages.layout import (
+    Layout,
+    denominator_path,
+    egs_dir,
+    has_phone_states,
+    input_dirs,
+    layout,
+    states_name,
+)
 from asr_am.stages.sections import EgsOptions, values
 from asr_am.stages.systems import GMM_FEATURES
 from asr_am.stages.target import Target
@@ -29,23 +37,24 @@ def targets(cfg: DictConfig) -> list[Target]:
     """Returns the examples, named by their features and their alignment, and what sequence training needs."""
     paths = layout(cfg)
     kind, system = cfg.features.name, states_name(cfg)
-    aligned = paths.system(system) if cfg.train.get("chain") else paths.align
+    aligned = paths.system(system) if has_phone_states(cfg) else paths.align
     options = {"kind": kind, "system": system} | values(cfg.egs)
     options |= {"random_phase": True} if cfg.features.get("random_phase") else {}
     build_egs = partial(pair, paths, options, cfg.nj)
     inputs = [*input_dirs(cfg, kind), aligned]
     size, parts = partial(examples_bytes, paths, options), ("features.*.npy", "targets.*.npy")
     examples = Target(egs_dir(cfg), inputs, options, build_egs, num_bytes=size, checked_in_parts=parts)
-    if not (cfg.mmi.train or cfg.train.get("mmi") or cfg.train.get("chain")):
-        return [examples]
-    graph = Target(denominator_path(cfg).parent, [aligned], {}, partial(denominator, paths.system(system)))
-    return [chain_target(cfg), examples, graph] if cfg.train.get("chain") else [examples, graph]
+    made = [chain_target(cfg), examples] if has_phone_states(cfg) else [examples]
+    if cfg.mmi.train or cfg.train.get("mmi") or cfg.train.get("chain"):
+        made.append(Target(denominator_path(cfg).parent, [aligned], {}, partial(denominator, paths.system(system))))
+    return made
 
 
 def chain_target(cfg: DictConfig) -> Target:
-    """Returns the states of chain models."""
+    """Returns the states of chain models, or those of CTC: phones without context."""
     paths, gmm = layout(cfg), str(cfg.align.system)
     options, subsampling = values(cfg.chain), int(cfg.model.get("subsampling", 1))
+    options |= {"leaves": 1} if cfg.train.get("ctc") else {}
     inputs = [paths.lang(), paths.align, *input_dirs(cfg, GMM_FEATURES.get(gmm, "mfcc"))]
     build_states = partial(chain, paths, gmm, options, subsampling, cfg.nj)
     return Target(paths.system(states_name(cfg)), inputs, options | {"subsampling": subsampling}, build_states)
@@ -104,9 +113,10 @@ def check_options(cfg: DictConfig) -> None:
 
     build(EgsOptions, values(cfg.egs), "egs")
     build(ChainTreeOptions, values(cfg.chain), "chain")
-    if cfg.train.get("chain") and stack_of(cfg.features.name) > 1:
+    if has_phone_states(cfg) and stack_of(cfg.features.name) > 1:
+        loss = "ctc" if cfg.train.get("ctc") else "chain"
         raise InputError(
-            f"train.chain: {cfg.features.name} joins frames; use other features, and model.subsampling for a low rate"
+            f"train.{loss}: {cfg.features.name} joins frames; use other features, and model.subsampling for a low rate"
         )
 
 

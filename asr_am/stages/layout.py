@@ -149,4 +149,11 @@ def denominator_path(cfg: DictConfig) -> Path:
 def states_name(cfg: DictConfig) -> str:
     """Returns the name of the states that the network's outputs are for: those of a GMM system or of a chain model."""
     system = str(cfg.align.system)
-    return f"{CHAIN}{cfg.model.get('subsampling', 1)}-{system}" if cfg.train.get("chain") else system
+    if not has_phone_states(cfg):
+        return system
+    return f"{CHAIN}{'ctc' if cfg.train.get('ctc') else ''}{cfg.model.get('subsampling', 1)}-{system}"
+
+
+def has_phone_states(cfg: DictConfig) -> bool:
+    """Returns whether the network's outputs are for phones of one state, as of chain models and CTC."""
+    return bool(cfg.train.get("chain") or cfg.train.get("ctc"))

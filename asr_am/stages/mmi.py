@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.features.fusion import stack_of
 from asr_am.options import build
-from asr_am.stages.layout import run_dir
+from asr_am.stages.layout import has_phone_states, run_dir
 from asr_am.stages.sections import MmiSection, values
 from asr_am.train.schedule import for_batch, make_schedule
 
@@ -44,8 +44,9 @@ def mmi_config(cfg: DictConfig) -> DictConfig:
         raise InputError(
             f"mmi.batch_size={section.batch_size}: learners={cfg.learners} cannot divide it; choose a multiple"
         )
-    if cfg.train.get("chain"):
-        raise InputError("mmi.train=true: train.chain is sequence training already; set mmi.train=false")
+    if has_phone_states(cfg):
+        name = "ctc" if cfg.train.get("ctc") else "chain"
+        raise InputError(f"mmi.train=true: train.{name} is sequence training already; set mmi.train=false")
     if stack_of(cfg.features.name) > 1:
         raise InputError(
             f"mmi.train=true: the denominator graph has a state for each frame, but {cfg.features.name} joins frames; "

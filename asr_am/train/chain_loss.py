@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -95,32 +96,15 @@ class ChainLoss:
         """
         assert model.xent is not None
         h_BKH = model.hidden(x_BTF, lengths_B, dtype)
-        targets_BK, frames_BK = output_targets(model, targets_BT, lengths_B)
-        known_BK, leaf_BK = frames_BK > 0, targets_BK % self._leaves
-        phone_BK, begins_BK = self._phones(
-            subsample(self._begun(targets_BT), lengths_B, model.subsampling)[0], known_BK
-        )
+        outputs = output_phones(model, targets_BT, lengths_B, self._leaves)
+        frames_BK, leaf_BK, phone_BK = outputs.frames_BK, outputs.leaf_BK, outputs.phone_BK
+        known_BK = frames_BK > 0
         W, b = model.output.weight.to(h_BKH.dtype), model.output.bias.to(h_BKH.dtype)
         scores_BKP = functional.linear(h_BKH, W, b).float() * known_BK[..., None]
         mmi = self.paths.log_sum(scores_BKP) - self.numerator(scores_BKP, leaf_BK, phone_BK, known_BK)
         mmi = mmi + self._options.l2 / 2 * scores_BKP.square().sum()
-        steps_BK = leaf_BK.where(begins_BK, leaf_BK + self._leaves)
-        xent, correct = frame_loss(h_BKH, model.xent, steps_BK, weights_BT=frames_BK)
+        xent, correct = frame_loss(h_BKH, model.xent, outputs.pdf_BK, weights_BT=frames_BK)
         return model.subsampling * mmi + self._options.xent * xent, correct
-
-    def _begun(self, targets_BT: Tensor) -> Tensor:
-        """Returns how many phones of the chunk have begun up to each frame, 0 for one that begins before the chunk."""
-        return ((targets_BT >= 0) & (targets_BT < self._leaves)).long().cumsum(1)
-
-    @staticmethod
-    def _phones(begun_BK: Tensor, known_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the number of the phone of each output, from 0, and whether the output is its first.
-
-        Padding belongs to the last phone.
-        """
-        changes_BK = (begun_BK[:, 1:] != begun_BK[:, :-1]) & known_BK[:, 1:]
-        phone_BK = functional.pad(changes_BK.long().cumsum(1), (1, 0))
-        return phone_BK, torch.cat([begun_BK[:, :1] > 0, changes_BK], dim=1)
 
     def numerator(self, scores_BKP: Tensor, leaf_BK: Tensor, phone_BK: Tensor, known_BK: Tensor) -> Tensor:
         """Returns the log of the sum over the paths of the numerators, summed over chunks.
@@ -153,6 +137,41 @@ class ChainLoss:
             following_BN = torch.logaddexp(alpha_BN + loop_BN + later_BKN[:, k], entered_BN)
             alpha_BN = torch.where(known_BK[:, k, None], following_BN, alpha_BN)
         return alpha_BN.gather(1, phone_BK[:, -1:]).sum()
+
+
+class OutputPhones(NamedTuple):
+    """The alignment of a batch by outputs of the model, [B, K] each.
+
+    Attributes:
+        frames_BK: frames that an output stands for, 0 in padding.
+        leaf_BK: leaf of its phone.
+        phone_BK: number of its phone in the chunk, from 0. Padding belongs to the last phone.
+        pdf_BK: its pdf: that of the leaf's first step for the first output of a phone, else that of later ones.
+    """
+
+    frames_BK: Tensor
+    leaf_BK: Tensor
+    phone_BK: Tensor
+    pdf_BK: Tensor
+
+
+def output_phones(model: AcousticModel, targets_BT: Tensor, lengths_B: Tensor | None, leaves: int) -> OutputPhones:
+    """Returns the phones of the outputs of a model. The first phone of a chunk may have begun before it.
+
+    Args:
+        model: the network.
+        targets_BT: pdf of each frame, IGNORE in padding. Those below `leaves` are of first steps.
+        lengths_B: frames of each chunk, None: all T.
+        leaves: number of leaves.
+    """
+    targets_BK, frames_BK = output_targets(model, targets_BT, lengths_B)
+    known_BK, leaf_BK = frames_BK > 0, targets_BK % leaves
+    begun_BT = ((targets_BT >= 0) & (targets_BT < leaves)).long().cumsum(1)  # 0 for a phone that began before
+    begun_BK, _ = subsample(begun_BT, lengths_B, model.subsampling)
+    changes_BK = (begun_BK[:, 1:] != begun_BK[:, :-1]) & known_BK[:, 1:]
+    begins_BK = torch.cat([begun_BK[:, :1] > 0, changes_BK], dim=1)
+    phone_BK = functional.pad(changes_BK.long().cumsum(1), (1, 0))
+    return OutputPhones(frames_BK, leaf_BK, phone_BK, leaf_BK.where(begins_BK, leaf_BK + leaves))
 
 
 def add_xent(model: AcousticModel) -> None:

@@ -26,6 +26,7 @@ from asr_am.models.device import choose_device
 from asr_am.models.model_file import load_acoustic_model, save_model
 from asr_am.train.chain_loss import ChainLoss, add_xent
 from asr_am.train.checkpoint import Checkpoints
+from asr_am.train.ctc_loss import CtcLoss
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.gradient import BatchLoss, ModelState, Validator, matrix_dtype
 from asr_am.train.mmi_loss import MmiLoss
@@ -124,7 +125,7 @@ class RunSetup:
         torch.manual_seed(self.options.seed)
         model = self.options.model.make(self.egs.info.dim, self.egs.info.num_pdfs)
         model.set_normalisation(torch.from_numpy(self._mean_F), torch.from_numpy(self._deviation_F))
-        if self.options.chain:
+        if self.options.chain or self.options.ctc:
             add_xent(model)
         if self.options.init:
             init_weights(Path(self.options.init), model, self.egs.info)
@@ -159,7 +160,9 @@ class RunSetup:
 
     @cached_property
     def _path_loss(self) -> BatchLoss | None:
-        """The loss over the paths of a graph, None for the cross-entropy."""
+        """The loss over paths, None for the cross-entropy."""
+        if self.options.ctc:
+            return CtcLoss(self.egs.info.num_pdfs, self.options.ctc)
         if self.options.mmi is None and self.options.chain is None:
             return None
         if self._denominator is None:
@@ -195,6 +198,7 @@ class RunSetup:
             "kind": self.egs.info.kind, "chunk": self.options.chunk or self.egs.info.chunk,
             "pdf_counts": self.pdf_counts_P, "senones": self.egs.info.senones,
             "epoch": record["epoch"], "heldout_loss": record["heldout_loss"], "chain": bool(self.options.chain),
+            "ctc": bool(self.options.ctc),
             **self.provenance,
         }  # fmt: skip
         save_model(path, self.validator.model, info)

@@ -26,6 +26,7 @@ from asr_am.models.acoustic import ModelOptions, model_options
 from asr_am.models.blstm import BlstmOptions
 from asr_am.options import build
 from asr_am.train.chain_loss import ChainOptions
+from asr_am.train.ctc_loss import CtcOptions
 from asr_am.train.identity import MORE_OF_THE_SAME, deciding
 from asr_am.train.mmi_loss import MmiOptions
 from asr_am.train.schedule import Anneal, Newbob, Schedule, make_schedule
@@ -52,6 +53,7 @@ class TrainOptions:
         chunk: frames of a chunk. 0: as the examples say.
         mmi: train with the MMI loss and these options. None: with the cross-entropy.
         chain: train with the loss of chain models and these options, instead.
+        ctc: train with the loss of CTC and these options, instead.
         label_smoothing: share of the target distribution that is uniform.
         accumulation: parts in which a batch is computed, to save memory.
         precision: dtype of the matrix products. Weights and softmax are float32. On a GPU, float32 products are TF32.
@@ -81,6 +83,7 @@ class TrainOptions:
     chunk: int = 0
     mmi: MmiOptions | None = None
     chain: ChainOptions | None = None
+    ctc: CtcOptions | None = None
     label_smoothing: float = 0.0
     accumulation: int = 1
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -101,12 +104,11 @@ class TrainOptions:
             raise InputError("train.label_smoothing and train.optimizer.momentum must be at least 0 and below 1")
         if self.chunk < 0:
             raise InputError(f"train.chunk={self.chunk}: must be at least 1, or 0 for that of the examples")
-        if self.mmi and self.chain:
-            raise InputError("train.mmi and train.chain: give one of them")
-        if (self.mmi or self.chain) and self.label_smoothing:
-            raise InputError(
-                "train.label_smoothing: is for the cross-entropy, not for train.mmi or train.chain; set it to 0"
-            )
+        losses = [f"train.{name}" for name in ("mmi", "chain", "ctc") if getattr(self, name)]
+        if len(losses) > 1:
+            raise InputError(f"{' and '.join(losses)}: give one of them")
+        if losses and self.label_smoothing:
+            raise InputError(f"train.label_smoothing: is for the cross-entropy, not for {losses[0]}; set it to 0")
         if (self.mmi or self.chain) and isinstance(self.schedule, Newbob):
             raise InputError(
                 "schedule=newbob: compares shares of the held-out loss, which may be negative with train.mmi or "
@@ -148,6 +150,7 @@ class TrainOptions:
             "seed": seed,
             "mmi": build(MmiOptions, train["mmi"], "train.mmi") if train.get("mmi") else None,
             "chain": build(ChainOptions, train["chain"], "train.chain") if train.get("chain") else None,
+            "ctc": build(CtcOptions, train["ctc"], "train.ctc") if train.get("ctc") else None,
         }
         return build(cls, {**train, **parts}, "train")
 

@@ -39,6 +39,16 @@ def test_chain_models_are_decoded_with_their_states_and_transitions() -> None:
     assert made == ["sat_kn3", "sat_kn3", "chain3-sat_kn3", f"{cfg.run}_kn3"]
 
 
+def test_ctc_has_states_of_phones_without_context_and_no_denominator() -> None:
+    cfg = config("corpus=minicts", "train=ctc", "model=conformer", "systems=[nnet]", "combine=[a,b]")
+    states, examples = egs.targets(cfg)
+    assert states.out.name == "chainctc3-sat" and states.config["leaves"] == 1 and states.out in examples.inputs
+    assert not [path for run in train.targets(cfg) for path in run.inputs if "denominator" in path.name]
+    network, combined = plans(cfg)
+    assert (combined.name, combined.gmm, combined.combined) == ("combined", network.gmm, ("a", "b"))
+    assert layout(cfg).decoded("a_kn3") in decode.decode_target(cfg, combined, "kn3").inputs
+
+
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(InputError, match=r"mmi\.train=true: train\.chain is sequence training already"):
         train.targets(config(*CHAIN, "mmi.train=true"))
