@@ -53,8 +53,12 @@ def check_types(signature: Callable[..., Any], values: Mapping[str, Any], where:
     """
     types = get_type_hints(signature)
     if not isinstance(signature, type):
-        parameters = inspect.signature(signature).parameters.values()
-        types = {option.name: types[option.name] for option in parameters if option.default is not option.empty}
+        options = [p.name for p in inspect.signature(signature).parameters.values() if p.default is not p.empty]
+        if bare := [name for name in options if name not in types]:
+            raise InputError(
+                f"{_name(where, bare[0])}: its argument has no type; annotate it, as in `{bare[0]}: int = 1`"
+            )
+        types = {name: types[name] for name in options}
     for name, value in values.items():
         if name not in types:
             raise no_such_option(_name(where, name), types)

@@ -58,6 +58,10 @@ def test_strategy_model_and_schedule_of_a_users_own(installed: Path, tmp_path: P
     wrong = stage(installed, "train", *options, "strategy.scale=much")
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("ERROR stage train: strategy.scale=much: must be a number")
+    typo = stage(installed, "train", *options, "strategy.scal=1")
+    assert "strategy.scal: there is no such option; did you mean strategy.scale" in typo.stderr
+    plus = stage(installed, "train", *options, "schedule.base=1")
+    assert "schedule.base: is not in the file of its section; write +schedule.base=" in plus.stderr
     without = stage(None, "train", *options)
     assert without.returncode == 1 and "strategy=signsgd: there is no such choice" in without.stderr
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.extensions import find_class
+from asr_am.options import check_types
 from asr_am.stages.data import corpus_function, prepare
 from asr_am.stages.resolvers import composing
 from asr_am.stages.train_config import TrainConfig, strategy_factory
@@ -81,3 +82,15 @@ def test_a_corpus_is_prepared_by_local_functions_only(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=rf"^corpus\.prepare\._target_={target}: {said}"):
             prepare({"_target_": target}, [], inf, 1, ["train"], tmp_path)
+
+
+def test_a_strategy_has_the_name_of_its_choice() -> None:
+    with pytest.raises(InputError, match=r"^strategy=mine: .*Sync has the name 'sync'; make them equal"):
+        strategy_factory({"name": "mine", "_target_": "asr_am.distributed.strategies.sync.Sync"})
+
+
+def test_an_option_without_a_type_is_named() -> None:
+    def own(k=5): ...  # type: ignore[no-untyped-def]
+
+    with pytest.raises(InputError, match=r"^strategy\.k: its argument has no type; annotate it"):
+        check_types(own, {"k": 1}, "strategy")

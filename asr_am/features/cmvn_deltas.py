@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 VARIANCE_FLOOR = 1.0e-20  # as in Kaldi
+RELATIVE_FLOOR = 1.0e-10  # of the squared mean: below it, float32 has the variance of its rounding
 WINDOW = 2  # frames on each side of the first-order delta filter
 _first = np.arange(-WINDOW, WINDOW + 1) / (2.0 * sum(i * i for i in range(1, WINDOW + 1)))
 FILTERS = (_first, np.convolve(_first, _first))
@@ -34,7 +35,8 @@ def normalise(features_TD: np.ndarray, stats: np.ndarray, *, variance: bool) -> 
     mean_D = stats[0, :-1] / count
     if not variance:
         return features_TD - mean_D.astype(np.float32)
-    variance_D = np.maximum(stats[1, :-1] / count - mean_D**2, VARIANCE_FLOOR)
+    floor_D = np.maximum(RELATIVE_FLOOR * mean_D**2, VARIANCE_FLOOR)
+    variance_D = np.maximum(stats[1, :-1] / count - mean_D**2, floor_D)
     scale_D = 1.0 / np.sqrt(variance_D)
     return features_TD * scale_D.astype(np.float32) - (mean_D * scale_D).astype(np.float32)
 

@@ -44,6 +44,8 @@ class SpectralOptions(FeatureKind):
     frame_shift: float = 0.010
 
     def __post_init__(self) -> None:
+        if (self.frame_length, self.frame_shift) != (0.025, 0.010):
+            raise InputError("features: frames have 25 ms, one every 10 ms; leave frame_length and frame_shift out")
         nyquist = self.sampling_rate / 2
         if not 0 <= self.low_freq < self.top_freq <= nyquist:
             raise InputError(

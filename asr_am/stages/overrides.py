@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asr_am.errors import InputError
+from asr_am.extensions import declared, find_class
 from asr_am.options import choices, nearest
+from asr_am.stages.installed import GROUPS
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import composing
 from asr_am.stages.target import Target, made_from
@@ -191,7 +194,10 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         return f"+{found[1]}={found[2]}: {found[1]} has a value already; write {found[1]}={found[2]} to replace it"
     if found := re.match(r"Could not override '(\S+)'", text):
         key = found[1]
-        names = _option_names(overrides)
+        cfg = _chosen(overrides)
+        if _takes(cfg, key):
+            return f"{key}: is not in the file of its section; write +{key}= to add it"
+        names = list(_dotted(OmegaConf.to_container(cfg, resolve=False), ""))
         last = key.rpartition(".")[2]
         leaf = {name.rpartition(".")[2]: name for name in reversed(names)}
         other = f"; did you mean {OTHER_NAMES[last]}?" if last in OTHER_NAMES else ""
@@ -222,15 +228,26 @@ def home_hint(key: str, path: str) -> str:
     return f"{key}={path}: this shell leaves ~ as it is; write {key}=$HOME{path[1:]}"
 
 
-def _option_names(overrides: Sequence[str]) -> list[str]:
-    """Returns the dotted names of all options, under the choices of config files among the overrides."""
+def _chosen(overrides: Sequence[str]) -> DictConfig:
+    """Returns the configuration under the choices of config files and packages among the overrides."""
     pairs = [override.lstrip("+").partition("=") for override in overrides]
     chosen = [
-        text for text, (key, _, name) in zip(overrides, pairs, strict=True) if (CONF / key / f"{name}.yaml").is_file()
-    ]
+        text for text, (key, _, name) in zip(overrides, pairs, strict=True)
+        if (CONF / key / f"{name}.yaml").is_file() or name in declared(GROUPS.get(key, ""))
+    ]  # fmt: skip
     with composing():
-        plain = OmegaConf.to_container(compose("config", overrides=chosen), resolve=False)
-    return list(_dotted(plain, ""))
+        return compose("config", overrides=chosen)
+
+
+def _takes(cfg: DictConfig, key: str) -> bool:
+    """Returns True if the class of a section has this option, which the section's file leaves out."""
+    section, _, name = key.rpartition(".")
+    try:
+        target = OmegaConf.select(cfg, f"{section}._target_")
+        group = GROUPS.get(section.partition(".")[0], "")
+        return name in inspect.signature(find_class(target, section, "asr_am", object, group)).parameters
+    except (InputError, OmegaConfBaseException, ValueError):
+        return False
 
 
 def _dotted(node: object, prefix: str) -> Iterator[str]:

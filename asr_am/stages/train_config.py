@@ -196,7 +196,10 @@ def _strategy_factory(strategy: dict[str, Any], where: str, base: type) -> parti
         options["inner"] = _strategy_factory(options["inner"], f"{where}.inner", base)
     own = strategy.get("_target_") == PARALLAX
     package = "asr_am.parallax.strategy" if own else "asr_am.distributed.strategies"
-    return _factory(options, where, package, base, "asr_am.strategies")
+    factory = _factory(options, where, package, base, "asr_am.strategies")
+    if (name := getattr(factory.func, "name", None)) != strategy.get("name", name):
+        raise InputError(f"{where}={strategy['name']}: {options['_target_']} has the name {name!r}; make them equal")
+    return factory
 
 
 def tracker_factory(logger: dict[str, Any]) -> Callable[[], Tracker]:

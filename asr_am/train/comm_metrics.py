@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import CommStats, Team
+from asr_am.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,15 @@ def gather_comm_metrics(team: Team, strategy: Strategy, consensus: Tensor) -> Co
         "restarts": team.incarnation,
         "squared_distance": float((strategy.replica() - consensus).square().sum()),
     }
+    if same := type(strategy).consensus is Strategy.consensus:
+        local["norm"] = float(strategy.replica().norm())
     by_rank = _gather(team, local)
     rows = list(by_rank.values())
+    if same and not all(math.isclose(row["norm"], rows[0]["norm"], rel_tol=1e-4) for row in rows):
+        raise InputError(
+            f"strategy={strategy.name}: the learners have different weights, and its `consensus` returns each its own; "
+            "override it, for instance by the mean: return self.team.average(self.params.w)"
+        )
     stats = [row["usage"] for row in rows]
     pulls = _sum(comm_stats["pull_latency"] for comm_stats in stats)
     links = {

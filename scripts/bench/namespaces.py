@@ -2,7 +2,8 @@
 
     python scripts/bench/namespaces.py HOSTS GBITS COMMAND...        `{node}` in the command is the number of the host
 
-Each host sends and receives at most so many Gbit/s (tc tbf). Namespaces belong only to their processes, so the kernel
+Each host sends and receives at most so many Gbit/s (tc tbf). TCP is the same on every machine: Reno, and no slow start
+after a pause, as BBR reaches other rates from run to run at a token bucket. Namespaces belong only to their processes, so the kernel
 removes them with the last process, however it ends. Needs unshare, ip and tc, and root.
 """
 
@@ -20,6 +21,7 @@ from asr_am.distributed.runtime.launcher import launch
 
 NETWORK, LINK, LOOPBACK, PORT = "10.213.79", "between", "lo", 29416
 ADDRESS = f"{NETWORK}.1"  # of host 0
+TCP = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}  # in net.ipv4
 BURST = "256kb"  # sent at full speed, more than one packet of a veth
 
 
@@ -93,6 +95,8 @@ def be_host(node: int, gbits: float, command: Sequence[str]) -> None:
     limit(LINK, gbits)
     run(f"ip link set {LINK} up")
     run(f"ip link set {LOOPBACK} up")
+    for name, value in TCP.items():
+        Path("/proc/sys/net/ipv4", name).write_text(value, encoding="utf-8")
     os.execvp(command[0], command)
 
 

@@ -29,3 +29,11 @@ def test_a_speaker_is_normalised_over_all_utterances(variance: bool) -> None:
 def test_a_constant_feature_stays_finite() -> None:
     x = np.full((10, 2), 7.0, np.float32)
     assert np.isfinite(normalise(x, accumulate(x), variance=True)).all()
+
+
+def test_a_constant_feature_becomes_zero() -> None:
+    """Its variance is that of rounding to float32, of either sign."""
+    features_TD = np.full((300, 2000), 1.0, np.float32) * np.random.default_rng(1).uniform(1, 30, 2000).astype(
+        np.float32
+    )
+    assert np.abs(normalise(features_TD, accumulate(features_TD), variance=True)).max() < 0.05
