@@ -3,8 +3,8 @@
     python scripts/bench/namespaces.py HOSTS GBITS COMMAND...        `{node}` in the command is the number of the host
 
 Each host sends and receives at most so many Gbit/s (tc tbf). TCP is the same on every machine: Reno, and no slow start
-after a pause, as BBR reaches other rates from run to run at a token bucket. Namespaces belong only to their processes, so the kernel
-removes them with the last process, however it ends. Needs unshare, ip and tc, and root.
+after a pause, as BBR reaches other rates from run to run at a token bucket. Namespaces belong only to their processes,
+so the kernel removes them with the last process, however it ends. Needs unshare, ip and tc, and root.
 """
 
 from __future__ import annotations
