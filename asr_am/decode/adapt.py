@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -47,8 +46,6 @@ class AdaptOptions:
         first_beam, first_max_active: those of the first pass, in place of those of `search` (its words need not be the
             best ones).
         lm_weight: LM weight of search, in place of its acoustic scale, and of the lattice posteriors.
-        search: options of the lattice-generating search.
-        fmllr: options of the estimation.
     """
 
     passes: int
@@ -79,8 +76,6 @@ class AdaptationPaths:
 
     Attributes:
         system: folder of a speaker-adapted GMM system.
-        features_dir: output of stage features.
-        lang_dir: output of stage lang.
         graph: HCLG.fst.
         work: scratch folder from which a killed run resumes.
     """
@@ -99,8 +94,6 @@ class AdaptedSource:
     Attributes:
         gmms: mixtures of a system (gmm.npz), or its mixtures for unadapted features.
         projection: the system's lda.mat.
-        features_dir: output of stage features.
-        subset: name of the set.
         transforms: folder with the transforms of this set, or None for features without transforms.
     """
 
@@ -126,7 +119,6 @@ class DecodedGroup:
     """A `SpeakerGroup` whose utterances were decoded.
 
     Attributes:
-        speakers: names of the speakers.
         speaker_of: index of the speaker of each utterance.
         lattices: lattice archives that contain the utterances.
         states: graph labels and their pdfs.
@@ -189,33 +181,16 @@ def load_adaptation(folder: Path) -> tuple[AdaptationPaths, AdaptOptions]:
         raise InputError(f"{path}: missing or damaged ({error}); run stage 4 (speaker) again") from error
 
 
-class AdaptationModels(NamedTuple):
-    """Models that the adaptation of any set uses.
-
-    `start` [D, E] is the mean transform of the training speakers.
-    """
-
-    states: StateTable
-    lang: Lang
-    adapted: DiagGmms
-    start: np.ndarray
-
-
 @lru_cache(maxsize=1)
-def _load_models(system: Path, lang_dir: Path) -> AdaptationModels:
+def _load_models(system: Path, lang_dir: Path) -> tuple[StateTable, Lang, DiagGmms, np.ndarray]:
+    """Returns states, lang, adapted mixtures and the mean transform [D, E] of the training speakers."""
     states, lang = load_states(system / "states.npz"), load_lang(lang_dir)
-    adapted = load_gmms(system / "gmm.npz")
-    return AdaptationModels(states, lang, adapted, mean_transform(read_transforms(system / TRANSFORMS, "train")))
+    start = mean_transform(read_transforms(system / TRANSFORMS, "train"))
+    return states, lang, load_gmms(system / "gmm.npz"), start
 
 
 def adapt_set(paths: AdaptationPaths, subset: str, options: AdaptOptions, jobs: int) -> dict[str, np.ndarray]:
     """Decodes a set `options.passes` times and estimates a transform per speaker after each pass.
-
-    Args:
-        paths: the system, its inputs, and the scratch folder.
-        subset: name of the set.
-        options: see `AdaptOptions`.
-        jobs: number of processes.
 
     Returns:
         The transform [D, E] of every speaker.

@@ -45,9 +45,6 @@ def aligned_words(text: str, labels_T: np.ndarray, states: StateTable, lang: Lan
 
     Args:
         text: the transcript. A word outside the lexicon is aligned as `<unk>` and keeps its name.
-        labels_T: graph label of each frame.
-        states: graph labels and their phones.
-        lang: phones, words and pronunciations.
     """
     timed = time_words(lang.word_ids(text), labels_T, states, lang)
     return [CtmWord(word.start, word.frames, name, 1.0) for word, name in zip(timed, split_words(text), strict=False)]
@@ -59,9 +56,7 @@ def count_pairs(data_dir: Path, align_dir: Path, lang: Lang) -> Counter[tuple[Sp
     Speed-perturbed copies are left out.
 
     Args:
-        data_dir: output of stage data.
         align_dir: folder of the GMM system, exp/<corpus>/align/<system>.
-        lang: phones, words and pronunciations.
     """
     states = StateTable.load(align_dir / "states.npz")
     texts = dict(read_transcripts(data_dir, "train"))
@@ -90,10 +85,7 @@ def write_alignment_ctms(
     """Writes the alignments of a GMM system as <set>.words.ctm and <set>.phones.ctm, and as <set>/*.TextGrid.
 
     Args:
-        data_dir: output of stage data.
         align_dir: folder of the system, exp/<corpus>/align/<system>.
-        lang: phones, words and pronunciations.
-        out: output folder, created where it is missing.
         sets: names of the sets. Default: all that are aligned.
 
     Returns:

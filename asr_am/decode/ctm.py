@@ -6,7 +6,7 @@ begin time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,8 +30,6 @@ class CtmWord(NamedTuple):
 
     Attributes:
         start: first frame, counted from the start of the utterance.
-        frames: number of frames.
-        word: the word.
         confidence: from 0 to 1.
     """
 
@@ -41,42 +39,31 @@ class CtmWord(NamedTuple):
     confidence: float
 
 
-class CtmLine(NamedTuple):
-    """A word of one recording, times in seconds. Its order as a tuple is the order of lines in a CTM file."""
-
-    file: str
-    channel: str
-    begin: float
-    duration: float
-    word: str
-    confidence: float
+Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
 
 
-def ctm_lines(segment: SupervisionSegment, words: Iterable[CtmWord]) -> list[CtmLine]:
-    """Returns the words of an utterance with their times in its recording."""
-    file, channel = segment.recording_id, channel_letter(segment)
-    return [
-        CtmLine(
-            file, channel, segment.start + word.start * FRAME_SHIFT, word.frames * FRAME_SHIFT, word.word,
-            word.confidence,
-        )
-        for word in words
-    ]  # fmt: skip
+def write_words(
+    out: Path, subset: str, segments: Mapping[str, SupervisionSegment], grid: Sequence[LmScale], words: Words
+) -> None:
+    """Writes the words of a set under each LM scale to a CTM file in `out`/ctm."""
+    (out / "ctm").mkdir(parents=True, exist_ok=True)
+    for k, scale in enumerate(grid):
+        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, {name: each[k] for name, each in words.items()})
 
 
 def write_ctm(path: Path, segments: Mapping[str, SupervisionSegment], words: Mapping[str, Iterable[CtmWord]]) -> None:
-    """Writes the words of a set, atomically.
-
-    Args:
-        path: the CTM file.
-        segments: the utterances of the set by id.
-        words: the words of each utterance.
-    """
-    lines = sorted(line for utterance in words for line in ctm_lines(segments[utterance], words[utterance]))
+    """Writes the words of a set, atomically."""
+    lines = []
+    for utterance, spoken in words.items():
+        segment = segments[utterance]
+        file, channel = segment.recording_id, channel_letter(segment)
+        for word in spoken:
+            begin, duration = segment.start + word.start * FRAME_SHIFT, word.frames * FRAME_SHIFT
+            lines.append((file, channel, begin, duration, word.word, word.confidence))
     write_lines(
         path,
         (
-            f"{line.file} {line.channel} {line.begin:.2f} {line.duration:.2f} {line.word} {line.confidence:.2f}"
-            for line in lines
+            f"{file} {channel} {begin:.2f} {duration:.2f} {name} {confidence:.2f}"
+            for file, channel, begin, duration, name, confidence in sorted(lines)
         ),
     )

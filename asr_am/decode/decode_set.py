@@ -27,7 +27,7 @@ from lhotse import SupervisionSegment
 
 from asr_am import disk
 from asr_am.data.manifests import read_supervisions
-from asr_am.decode.ctm import FRAME_SHIFT, CtmWord, ctm_name, write_ctm
+from asr_am.decode.ctm import FRAME_SHIFT, Words, write_words
 from asr_am.decode.dev_choice import DevChoice, choose_on_dev, read_reference
 from asr_am.decode.hypotheses import hypotheses
 from asr_am.decode.lattice import LmScale, read_lattices
@@ -42,7 +42,6 @@ from asr_am.score.scoring import Reference
 log = logging.getLogger(__name__)
 
 Segments = Mapping[str, SupervisionSegment]
-Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
 
 WORK = "shards"  # folder of finished shards, removed at the end
 
@@ -60,13 +59,9 @@ def decode_sets(
 
     Args:
         system: the system to decode with. Its search options are replaced by those of `options`.
-        data_dir: output of stage data.
-        out: output folder.
-        options: search options, grid of LM scales, length of n-best lists.
         sets: names of the sets, the dev set first.
         candidates: the system with other windows or networks. The one with the fewest dev errors is kept (of equals the
             first). If empty, it is `system`.
-        jobs: number of processes.
 
     Returns:
         The system with the chosen network, window and scale, as saved in `out`.
@@ -104,11 +99,7 @@ def decode_sets(
 
 
 def decodable(system: System, data_dir: Path, subset: str) -> Segments:
-    """Returns the utterances of a set that have features, by id.
-
-    Raises:
-        InputError: none of them has features.
-    """
+    """Returns the utterances of a set that have features, by id. Raises InputError if none has."""
     reader = InputReader(system.features_dir, system.feature_kind, subset)
     segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
     lost = [utterance for utterance in segments if utterance not in reader]
@@ -140,14 +131,7 @@ def _decode_dev(
 
 
 def words_of_lattices(system: System, shards: Path, scales: Sequence[LmScale], jobs: int) -> Words:
-    """Returns the words under each LM scale of all utterances that have a lattice.
-
-    Args:
-        system: the system that has made the lattices.
-        shards: folder of the finished shards.
-        scales: the LM scales.
-        jobs: number of processes.
-    """
+    """Returns the words under each LM scale of all utterances that have a lattice, made by `system`."""
     work = partial(_words_of_shard, system, scales)
     found = parallel_map(work, sorted(shards.glob("*.lat")), jobs, f"rescoring {shards.name}")
     return {utterance: words for part in found for utterance, words in part.items()}
@@ -178,11 +162,7 @@ def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale
     """Writes lattices, n-best lists and CTM files of a set.
 
     Args:
-        out: output folder.
-        subset: name of the set.
-        segments: its utterances by id.
         grid: the LM scales it was decoded with and has no CTM files for yet.
-        shards: folder of the finished shards.
 
     Returns:
         Statistics of the set, see `statistics`.
@@ -202,13 +182,6 @@ def write_set(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale
     ]
     (out / "nbest" / f"{subset}.txt").write_text("".join(lines), encoding="utf-8")
     return statistics(subset, results)
-
-
-def write_words(out: Path, subset: str, segments: Segments, grid: Sequence[LmScale], words: Words) -> None:
-    """Writes a CTM file for each LM scale."""
-    (out / "ctm").mkdir(parents=True, exist_ok=True)
-    for k, scale in enumerate(grid):
-        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, {name: each[k] for name, each in words.items()})
 
 
 def statistics(subset: str, results: Sequence[Decoded]) -> dict[str, Any]:

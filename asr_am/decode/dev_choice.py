@@ -43,11 +43,7 @@ class DevChoice:
 
     @classmethod
     def load(cls, run: Path) -> DevChoice:
-        """Reads the choice of a decoding or rescoring run.
-
-        Raises:
-            InputError: the file is missing or malformed.
-        """
+        """Reads the choice of a decoding or rescoring run. Raises InputError if the file is missing or malformed."""
         path = run / FILE
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -63,8 +59,6 @@ def read_reference(data_dir: Path, subset: str, subsets: Mapping[str, str] | Non
     Without a GLM, which folds case, case matters if the lexicon has words that differ in nothing else.
 
     Args:
-        data_dir: output of stage data.
-        subset: name of the set.
         subsets: rules of the subsets that are scored apart, see `Reference`.
     """
     glm, lexicon = data_dir / "en.glm", data_dir / "lexicon.txt"
@@ -83,11 +77,7 @@ def choose_on_dev(
     """Scores the words of dev under each LM scale, and under further ones while the best is at the edge of the grid.
 
     Args:
-        reference: reference of dev.
         run: folder of the decoding or rescoring run, with the CTM files of dev.
-        dev: name of the set.
-        grid: the LM scales.
-        jobs: parallel jobs.
         write_more: writes the CTM files of dev under further LM scales into the folder.
 
     Returns:

@@ -25,7 +25,7 @@ from asr_am.decode.search_graph import SearchGraph
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable, Tree
-from asr_am.hmm.transducer import add_self_loops, h_transducer, merge_windows, remove_input_labels
+from asr_am.hmm.transducer import add_self_loops, expand_phones, remove_input_labels
 from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
 
@@ -45,10 +45,7 @@ def build_hclg(
     Args:
         lang_dir: folder of stage lang with L_disambig.fst, phones.txt, words.txt.
         lm_dir: folder of stage lang with G.fst.
-        states: graph labels of the acoustic model.
-        tree: its decision tree.
         out: an existing folder.
-        self_loop_scale: scale of the transition log-probabilities.
 
     Raises:
         InputError: an FST is missing or damaged, or no sentence of the LM has words of the lexicon only.
@@ -96,29 +93,16 @@ def expand(lg: kaldifst.StdVectorFst, disambig: list[int], states: StateTable, t
     Args:
         lg: transducer from phones and disambiguation symbols to words.
         disambig: phone ids of the disambiguation symbols.
-        states: graph labels of the acoustic model.
-        tree: its decision tree.
     """
-    num_labels = len(states.labels_L3)
-    clg, windows = kaldifst.compose_context(disambig, tree.width, tree.width // 2, lg)
-    merged_W, sequences = merge_windows(windows, states, tree)
-    arrays = FstArrays.from_fst(clg)
-    clg = arrays.relabel(merged_W[arrays.ilabel_A]).to_fst()
-    kaldifst.arcsort(clg, sort_type="ilabel")
-    h_fst, _ = h_transducer(sequences, num_labels)
-    hclg = kaldifst.compose(h_fst, clg)
+    hclg = expand_phones(lg, disambig, states, tree)
     kaldifst.determinize_star(hclg, use_log=True)
-    hclg = remove_input_labels(hclg, above=num_labels)
+    hclg = remove_input_labels(hclg, above=len(states.labels_L3))
     kaldifst.minimize_encoded(hclg)
     return hclg
 
 
 def read_hclg(path: Path) -> SearchGraph:
-    """Reads a graph that `build_hclg` wrote and verifies its checksum.
-
-    Raises:
-        InputError: the graph is missing or damaged.
-    """
+    """Reads a graph that `build_hclg` wrote. Raises InputError if it is missing, or its checksum is wrong."""
     digest = _description(path).get("sha256")
     if not path.is_file():
         raise InputError(f"{path}: no such file; run the stage that makes it again")

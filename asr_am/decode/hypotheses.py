@@ -41,8 +41,6 @@ def time_words(words: Sequence[int], labels_T: np.ndarray, states: StateTable, l
     Args:
         words: word ids of the path, in order.
         labels_T: graph label of each frame.
-        states: graph labels and their phones.
-        lang: phones, words and pronunciations.
     """
     if len(words) == 0 or len(labels_T) == 0:
         return []
@@ -125,12 +123,6 @@ def hypotheses(lattice: Lattice, scales: Sequence[LmScale], states: StateTable, 
     """Returns the words of the best path under each LM scale, without nonspeech words.
 
     Confidences are posteriors at the LM weight of the scale, without insertion penalty.
-
-    Args:
-        lattice: raw lattice of an utterance.
-        scales: the grid of K LM scales.
-        states: graph labels and their phones.
-        lang: phones, words and pronunciations.
     """
     nonspeech, rate = nonspeech_words(lang), states.subsampling
     lm_weights = sorted({w.lm for w in scales})
@@ -181,7 +173,6 @@ class WordConfidence:
         drop when an uncertain path repeats a word.
 
         Args:
-            timed: the words of the path with their times.
             emit_frames: frame where the path emits each word's label. With triphones this is often one phone before the
                 word (whose first phone is the right context of the phone before). With homophones it may be after the
                 word.

@@ -50,8 +50,6 @@ class Inspection:
     Attributes:
         run: exp/<corpus>/decode/<run>.
         system: its models and scales.
-        subset: name of the set of the utterance.
-        segment: the utterance.
     """
 
     run: Path
@@ -150,8 +148,6 @@ def inspect(run: Path, data_dir: Path, utterance: str) -> Inspection:
 
     Args:
         run: exp/<corpus>/decode/<run>.
-        data_dir: output of stage data.
-        utterance: its id.
 
     Raises:
         InputError: there is no such utterance (names similar ones), or a file of the run is missing.

@@ -24,10 +24,8 @@ def import_graph(source: Path, model: Path, lang_dir: Path, out: Path) -> None:
     Lattices are not rescored, because the graph's LM is not known here.
 
     Args:
-        source: Kaldi's graph directory.
         model: final.mdl that the graph was made with.
         lang_dir: the lang directory that stage lang has made from Kaldi's.
-        out: output folder.
 
     Raises:
         InputError: a file is missing or damaged, or they do not belong together.

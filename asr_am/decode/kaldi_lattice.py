@@ -97,17 +97,6 @@ def compact_lattice_bytes(lattice: Lattice) -> bytes:
     return b"".join(parts)
 
 
-def compact_lattice_text(lattice: Lattice) -> str:
-    """Returns a lattice in Kaldi's text format, whose entries in an archive are `<utterance>` and these lines."""
-    states, final = compact_arcs(lattice)
-    lines = [
-        f"{source}\t{target}\t{word}\t{graph:g},{acoustic:g},{'_'.join(map(str, ids))}"
-        for source, arcs in enumerate(states)
-        for target, word, graph, acoustic, ids in arcs
-    ]
-    return "".join(f"{line}\n" for line in [*lines, f"{final}", ""])
-
-
 def frame_posteriors(lattice: Lattice, lm_weight: float) -> list[dict[int, float]]:
     """Returns the posteriors of the transition-ids of each frame."""
     posterior_A = arc_posteriors(lattice, [LmScale(lm_weight)])[:, 0]

@@ -265,9 +265,6 @@ def _best(
     Args:
         order_A: the arcs, each after all that lead to the state it comes from.
         from_A, to_A: states of each arc in the direction of the pass.
-        origin: the state that the pass begins at.
-        num_states: number of states.
-        cost_AK: cost of each arc.
 
     Returns:
         Costs of the best paths [S, K], and the last arc of each, of equal paths the last one.

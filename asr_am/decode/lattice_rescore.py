@@ -64,11 +64,8 @@ class LatticeModels:
 
     Attributes:
         ngram: the n-gram LM that the lattices have the costs of.
-        order: its order.
-        lstm: the recurrent LM.
         units: units that the recurrent LM predicts.
         weight: weight of the recurrent LM, from 0 to 1.
-        word_names: names of the words by id.
     """
 
     ngram: NgramAutomaton
@@ -84,9 +81,7 @@ def rescore(lattice: Lattice, models: LatticeModels, scale: LmScale, options: La
 
     Args:
         lattice: a lattice with the costs of the n-gram LM.
-        models: the mixture.
         scale: LM scale that paths are compared at.
-        options: beam and contexts.
 
     Returns:
         The lattice with the costs of the mixture, its states in topological order. Its paths are paths of `lattice`.
@@ -102,7 +97,6 @@ class ContextTable:
     Contexts are numbered as they are met. The first is the start of a sentence.
 
     Attributes:
-        models: the mixture.
         words: number of words that tell contexts apart.
         change: by context and word, what rescoring adds to the cost of the word.
     """
@@ -188,7 +182,6 @@ def _explore(lattice: Lattice, table: ContextTable, beam: float) -> None:
 
     Args:
         lattice: word sequences, see `_word_lattice`.
-        table: is filled.
         beam: paths that cost this much more than the best path are not followed.
     """
     end, last = table.models.ngram.end, lattice.num_states - 1

@@ -27,8 +27,6 @@ class LmMixture:
     """A linear mixture of an n-gram LM and a recurrent LM.
 
     Attributes:
-        arpa: the n-gram LM.
-        lstm: the recurrent LM.
         units: units that the recurrent LM predicts.
         weight: weight of the recurrent LM, from 0 to 1.
     """

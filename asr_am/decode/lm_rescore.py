@@ -12,29 +12,31 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from asr_am.data.manifests import read_supervisions
 from asr_am.data.textfile import write_lines
-from asr_am.decode.ctm import CtmWord, ctm_name, write_ctm
+from asr_am.decode.ctm import CtmWord, Words, write_words
 from asr_am.decode.dev_choice import choose_on_dev, read_reference
 from asr_am.decode.hypotheses import hypotheses
-from asr_am.decode.lattice import Lattice, LmScale
-from asr_am.decode.lattice_map import map_lattices
+from asr_am.decode.lattice import Lattice, LmScale, read_lattices
 from asr_am.decode.lattice_rescore import LatticeModels, LatticeOptions
 from asr_am.decode.lattice_rescore import rescore as rescore_lattice
 from asr_am.decode.lm_mixture import LmMixture, fit_weight
 from asr_am.decode.loading import load_lang, load_states
 from asr_am.decode.system import System
+from asr_am.errors import InputError
 from asr_am.lang.arpa import read_arpa
 from asr_am.lang.lang_dir import vocabulary
 from asr_am.lang.ngram_automaton import NgramAutomaton
 from asr_am.models.device import choose_device
 from asr_am.models.lm_file import load_lm
+from asr_am.parallel import parallel_map
 
 log = logging.getLogger(__name__)
 
-Words = dict[str, list[list[CtmWord]]]  # by utterance and LM scale
+BATCH = 256  # lattices in memory at once
 
 
 def rescore(
@@ -44,14 +46,9 @@ def rescore(
     """Rescores dev and test of a decoding run. Writes the CTM files, best_on_dev.json and rescore.json.
 
     Args:
-        decoded: folder of the decoding run.
-        data_dir: output of stage data.
         arpa: the n-gram LM that the run used.
         lm: checkpoint of the recurrent LM.
-        out: output folder.
         grid: LM scales to write CTM files of dev for.
-        how: beam and contexts.
-        jobs: number of processes.
         device: where the recurrent LM scores sentences, see `choose_device`. Lattices are rescored on the CPU.
 
     Raises:
@@ -63,16 +60,18 @@ def rescore(
     mixture, perplexities = fit_weight(LmMixture(read_arpa(arpa), lstm, units), data_dir, vocabulary(lang.words))
     lstm.cpu()  # forked processes cannot use the GPU
     report: dict[str, object] = {"weight": round(mixture.weight, 4)}
+
+    def write_set(subset: str, scales: Sequence[LmScale]) -> None:
+        words = rescore_lattices(decoded, subset, mixture, scales, how, jobs)
+        segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
+        write_words(out, subset, segments, scales, words)
+
     for subset in ("dev", "test"):
-        words = rescore_lattices(decoded, subset, mixture, grid, how, jobs)
-        _write_set(out, subset, data_dir, words, grid)
+        write_set(subset, grid)
         record: dict[str, object] = {"perplexity": asdict(perplexities[subset])}
         if subset == "dev":
-
-            def write_more(scales: Sequence[LmScale]) -> None:
-                _write_set(out, "dev", data_dir, rescore_lattices(decoded, "dev", mixture, scales, how, jobs), scales)
-
-            choice = choose_on_dev(read_reference(data_dir, subset), out, subset, grid, jobs, write_more)
+            reference = read_reference(data_dir, subset)
+            choice = choose_on_dev(reference, out, subset, grid, jobs, partial(write_set, subset))
             choice.save(out)
             record["errors"] = choice.errors
             log.info("dev: %d errors", choice.errors)
@@ -92,7 +91,15 @@ def rescore_lattices(
         mixture.weight, lang.word_names,
     )  # fmt: skip
     work = partial(_rescored_words, models, system, grid, options)
-    return map_lattices(decoded, subset, work, jobs, f"rescoring {subset}")
+    path = decoded / "lattices" / f"{subset}.ark"
+    found: Words = {}
+    lattices = read_lattices(path)
+    while part := list(islice(lattices, BATCH)):
+        results = parallel_map(work, [lattice for _, lattice in part], jobs, f"rescoring {subset}", here=True)
+        found |= zip((name for name, _ in part), results, strict=True)
+    if not found:
+        raise InputError(f"{path}: has no lattices; run stage 7 (decode) again")
+    return found
 
 
 def _rescored_words(
@@ -100,12 +107,3 @@ def _rescored_words(
 ) -> list[list[CtmWord]]:
     rescored = Lattice.from_arrays(rescore_lattice(lattice, models, system.lm_scale, options))
     return hypotheses(rescored, grid, load_states(system.states), load_lang(system.lang_dir))
-
-
-def _write_set(out: Path, subset: str, data_dir: Path, words: Words, grid: Sequence[LmScale]) -> None:
-    """Writes the CTM file of each scale."""
-    segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
-    (out / "ctm").mkdir(exist_ok=True)
-    for k, scale in enumerate(grid):
-        found = {utterance: scales[k] for utterance, scales in words.items()}
-        write_ctm(out / "ctm" / ctm_name(subset, scale), segments, found)

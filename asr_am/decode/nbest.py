@@ -58,8 +58,6 @@ def word_acceptor(
     """Returns the minimal deterministic acceptor of the lattice's word sequences, with the cost of each.
 
     Args:
-        lattice: a raw lattice.
-        cost_A: costs of its arcs.
         excess_A: `beam_excess` at these costs.
         beam: paths that cost this much more than the best path are left out. It is narrower for a very dense lattice.
     """

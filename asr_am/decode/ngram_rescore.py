@@ -24,7 +24,6 @@ def rescore(lattice: Lattice, models: LmPair, scale: LmScale, beam: float) -> Fs
 
     Args:
         lattice: a lattice with the costs of `models.small`.
-        models: the two models.
         scale: LM scale that paths are compared at.
         beam: paths that cost this much more than the best path are left out, in units of graph cost.
 
@@ -72,9 +71,7 @@ def _compose(
     Args:
         first_S: [S + 1], first position in `order_A` of the arcs from each state.
         order_A: arcs by source state.
-        target_A, word_A: see `Lattice`.
         cost_A: costs under the LM scale.
-        small, large: the models.
         beam: states whose cost exceeds the best with the same lattice state by more are not followed.
 
     Returns:

@@ -72,7 +72,6 @@ def scores_from_gpu(source: ScoreSource, device: str = "auto") -> Iterator[Score
     """Context in which a network's scores come from a process that owns the GPU. Otherwise yields `source` itself.
 
     Args:
-        source: where scores come from.
         device: auto takes the GPU if there is one. cuda takes it, and cpu does not. `test` serves scores of the CPU.
     """
     gpu = device == "cuda" or (device == "auto" and torch.cuda.device_count() > 0)  # starts no CUDA in this process

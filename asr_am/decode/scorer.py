@@ -79,9 +79,6 @@ def log_posteriors(
     Args:
         model: maps x_BTF and lengths_B to logits [B, K, P], in eval mode. An output that is for several frames
             (`AcousticModel.subsampling`) is repeated for each.
-        features_TF: features of the utterance.
-        window: size and spacing of the windows.
-        batch: number of windows per forward pass.
         softmax: False returns the logits, as chain models are trained.
 
     Returns:
@@ -152,7 +149,6 @@ class NeuralScorer:
 
     Attributes:
         model: the network in eval mode.
-        features: the features of an utterance, one row per frame.
         log_priors_P: see `asr_am.egs.store.log_priors`.
         window: windows to score in, counted in stacks.
         stack: number of frames that the network takes as one. Scores are repeated for each frame of a stack.
@@ -183,8 +179,6 @@ class ChainScorer:
 
     Attributes:
         model: the network in eval mode.
-        features: the features of an utterance, one row per frame.
-        window: windows to score in.
         ctc: its outputs are those of `ctc_loss`.
     """
 
@@ -299,8 +293,6 @@ def write_log_likelihoods(scorer: Scorer, utterances: Iterable[str], states: Sta
     """Writes scores as a Kaldi archive.
 
     Args:
-        scorer: computes the scores.
-        utterances: ids of the utterances.
         states: if given, write a column per graph label (column l - 1 for label l, as `latgen-faster-mapped` needs with
             our HCLG.fst). If None, write a column per pdf, as `ArchiveSource` needs.
         scp: the index. The archive is beside it.

@@ -76,12 +76,6 @@ def search(
 ) -> SearchResult:
     """Decodes one utterance. A failed search is no error, see `SearchResult`.
 
-    Args:
-        graph: HCLG.
-        log_likelihoods_TP: acoustic scores.
-        states: graph labels and their pdfs.
-        options: beams and acoustic scale.
-
     Raises:
         InputError: the graph has labels that `states` has not, or scores lack pdfs.
     """

@@ -50,7 +50,6 @@ class DecodeOptions:
     """Options of decoding.
 
     Attributes:
-        search: beams and acoustic scale.
         grid: LM scales to write words for, none if only lattices are needed.
         nbest: length of the n-best lists, which are made at LM weight 1 / acoustic_scale.
         device: where a network scores frames, see `scores_from_gpu`.
@@ -88,13 +87,10 @@ class Decoded:
     """Result of one utterance.
 
     Attributes:
-        utterance: its id.
-        frames: number of frames.
         complete: see `SearchResult`.
         density: lattice arcs per frame, 0 without a lattice.
         seconds: time of scoring, search and lattice processing.
         words: words under each scale of the grid.
-        nbest: the n-best list.
         active: mean number of tokens that were expanded in a frame.
     """
 
@@ -171,15 +167,7 @@ def load_decoder(job: Job) -> Decoder:
 
 
 def decode_shards(job: Job, utterances: Sequence[str], folder: Path, jobs: int, description: str) -> None:
-    """Decodes utterances in shards. Shards that an earlier run of the same job finished are reused.
-
-    Args:
-        job: the model, graph and options.
-        utterances: ids of the utterances, in the order of the shards.
-        folder: where the shards are kept.
-        jobs: number of processes.
-        description: title of the progress bar.
-    """
+    """Decodes utterances in shards. Shards that an earlier run of the same job finished are reused."""
     folder.mkdir(parents=True, exist_ok=True)
     shards = [
         (folder / f"{begin // SHARD:05d}", tuple(utterances[begin : begin + SHARD]))
@@ -268,9 +256,8 @@ def _checksums(path: Path, content: bytes) -> bytes:
 
 
 def _decoded(item: dict[str, Any]) -> Decoded:
-    words = [[_ctm_word(*word) for word in hypothesis] for hypothesis in item.pop("words")]
+    words = [
+        [CtmWord(start, frames, intern(word), confidence) for start, frames, word, confidence in hypothesis]
+        for hypothesis in item.pop("words")
+    ]  # one copy of a word for all utterances and scales
     return Decoded(**item | {"words": words, "nbest": [NbestEntry(**entry) for entry in item["nbest"]]})
-
-
-def _ctm_word(start: int, frames: int, word: str, confidence: float) -> CtmWord:
-    return CtmWord(start, frames, intern(word), confidence)  # one copy of a word for all utterances and scales

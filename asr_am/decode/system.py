@@ -25,15 +25,11 @@ class System:
 
     Attributes:
         align_dir: holds states.npz, and gmm.npz for a GMM system.
-        features_dir: output of stage features.
-        lang_dir: output of stage lang.
         graph_dir: holds HCLG.fst.
         feature_kind: the features that the acoustic model takes, e.g. "fmllr+logmel".
         model: checkpoint of a network, or None for the Gaussian mixtures of `align_dir`.
         window: how the network is applied (ignored for mixtures).
         others: further networks for the same features and states, each with its window. Scores are the mean of all.
-        search: options of the lattice-generating search.
-        lm_scale: LM weight and insertion penalty.
     """
 
     align_dir: Path
@@ -80,11 +76,7 @@ class System:
 
     @classmethod
     def load(cls, folder: Path) -> System:
-        """Reads the system.json of a decoding run.
-
-        Raises:
-            InputError: it is missing or damaged, or names a file that does not exist.
-        """
+        """Reads a run's system.json. Raises InputError if it is damaged, or it or a file that it names is missing."""
         path = folder / FILE
         if not path.is_file():
             raise InputError(

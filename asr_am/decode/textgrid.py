@@ -21,8 +21,6 @@ def write_textgrids(
     """Writes <recording>-<A|B>.TextGrid for every side with alignments. `/` in names is `_`, with a digest of the name.
 
     Args:
-        folder: output folder, created where it is missing.
-        segments: the utterances by id.
         tiers: by name of the tier, the words or phones of each utterance, timed in frames of the utterance.
 
     Returns:

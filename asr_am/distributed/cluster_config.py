@@ -22,7 +22,6 @@ class Crash:
     """A crash of one learner.
 
     Attributes:
-        learner: rank of the learner that dies.
         at: time of its death, in seconds from the start.
         restart_after: seconds until it is restarted, None for never.
     """
@@ -44,9 +43,7 @@ class Faults:
 
     Attributes:
         slow: factor on the seconds of a learner's batches, by learner.
-        crashes: crashes of learners.
         late_share: share of messages that arrive late_seconds later than the links imply.
-        late_seconds: the delay of late messages.
         lost_share: share of messages that never arrive.
         late_tag: only messages with this tag are late, None for all.
     """
@@ -95,9 +92,6 @@ class Cluster:
     """Hosts with equal devices, one learner on each device, placed host by host.
 
     Attributes:
-        name: name of the configuration.
-        hosts: number of hosts.
-        devices_per_host: devices on each host.
         device: kind of device, a key of the workload's figures.
         nic_bandwidth: of a host's network card in each direction, shared by its learners.
         nic_latency: of a message between hosts.
@@ -117,7 +111,6 @@ class Cluster:
         site_bandwidth: of the link from one site to another, in each direction, shared by all their learners.
         site_latency: of a message between sites, on top of nic_latency.
         jitter: sigma of the lognormal factor, with mean 1, on the seconds of a batch.
-        faults: faults of the cluster.
     """
 
     name: str
@@ -185,7 +178,6 @@ class Workload:
     """Cost of a batch. Exactly one of `seconds_per_batch` and `frames_per_second` is given.
 
     Attributes:
-        name: name of the configuration.
         bytes: of all dense weights, None for those of the model that is trained.
         matrices: weight matrices of the model, as (number, rows, columns). Strategies that compress matrices are timed
             as if they divided `bytes` by what they divide these by. None: by what they divide the trained model's by.
@@ -230,8 +222,6 @@ class Workload:
         """Returns the seconds of computing of a batch.
 
         Args:
-            device: kind of device.
-            frames: frames of the batch.
             full: frames of the largest batches.
         """
         if self.seconds_per_batch is not None:

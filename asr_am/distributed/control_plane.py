@@ -1,27 +1,15 @@
 """Membership, lease queues and barriers of a team, without I/O.
 
 `coordinator.Coordinator` serves it to learners, real or virtual. It calls the control plane whenever something happens,
-and then asks it which of the waiting requests can be answered. `QueueLeases` is the learner's side.
+and then asks it which of the waiting requests can be answered. `coordinated_backend` is the learner's side.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
 
-from asr_am.distributed.leases import (
-    Completion,
-    Lease,
-    LeaseQueue,
-    LossSums,
-    Segment,
-    SegmentRecord,
-    StaleSegment,
-    StepResult,
-    step_loss_sums,
-)
+from asr_am.distributed.leases import Completion, Lease, LeaseQueue, LossSums, Segment, SegmentRecord, StaleSegment
 
-V = TypeVar("V")
 SegmentId = tuple[int, int]  # epoch and first batch of a segment
 START: SegmentId = (-1, -1)  # the position of a learner that has not opened a segment
 
@@ -46,26 +34,25 @@ class MemberState:
 
 
 @dataclass
-class Barrier(Generic[V]):
+class Barrier:
     """One barrier, matched by segment and by its number within the segment.
 
     Attributes:
         kind: the collective that this barrier belongs to, the same for all learners.
         values: values of the learners that have arrived, by rank. Empty once complete.
-        complete: all learners that were waited for have arrived.
         awaited: ranks that were missing at the last look. Some may have arrived or died since, others may have joined.
-        result: set by the front once complete. Kept for restarted learners, which arrive later.
+        result: all values by rank, once complete: all learners that were waited for have arrived. Kept for restarted
+            learners, which arrive later.
     """
 
     kind: str
     segment_id: SegmentId
-    values: dict[int, V] = field(default_factory=dict)
-    complete: bool = False
+    values: dict[int, list[float]] = field(default_factory=dict)
     awaited: list[int] = field(default_factory=list)
-    result: Any = None
+    result: dict[int, list[float]] | None = None
 
 
-class ControlPlane(Generic[V]):
+class ControlPlane:
     """State of one team: who is alive, who holds which batch, and who has reached which barrier.
 
     Attributes:
@@ -75,7 +62,7 @@ class ControlPlane(Generic[V]):
     def __init__(self) -> None:
         self.members: dict[int, MemberState] = {}
         self._queues: dict[SegmentId, LeaseQueue] = {}
-        self._barriers: dict[tuple[SegmentId, int], Barrier[V]] = {}
+        self._barriers: dict[tuple[SegmentId, int], Barrier] = {}
         self._newest = START
         self._closed = START
 
@@ -149,11 +136,7 @@ class ControlPlane(Generic[V]):
         return lease is not None or queue.finished, lease
 
     def complete(self, completion: Completion, sums: LossSums) -> bool:
-        """Marks a batch as done. Returns True if the segment is finished now.
-
-        Raises:
-            ValueError: this incarnation of the learner does not hold the batch.
-        """
+        """Marks a batch as done. Returns True if the segment is finished now. Raises as `LeaseQueue.complete`."""
         queue = self._queue(completion.owner)
         queue.complete(completion, sums)
         return queue.finished
@@ -179,8 +162,8 @@ class ControlPlane(Generic[V]):
 
     # barriers
 
-    def arrive(self, rank: int, kind: str, value: V) -> Barrier[V]:
-        """Returns the barrier that a learner has reached, with its value added unless the barrier is complete.
+    def arrive(self, rank: int, kind: str, values: list[float]) -> Barrier:
+        """Returns the barrier that a learner has reached, with its values added unless the barrier is complete.
 
         Raises:
             RuntimeError: other learners have reached this barrier with another kind of collective.
@@ -191,28 +174,22 @@ class ControlPlane(Generic[V]):
         barrier = self._barriers.setdefault(key, Barrier(kind, member.segment_id))
         if barrier.kind != kind:
             raise RuntimeError(f"learner {rank} is out of step: it calls {kind} where others called {barrier.kind}")
-        if not barrier.complete:
-            barrier.values[rank] = value
+        if barrier.result is None:
+            barrier.values[rank] = values
         return barrier
 
-    def complete_barrier(self, barrier: Barrier[V]) -> dict[int, V] | None:
+    def complete_barrier(self, barrier: Barrier) -> None:
         """Completes a barrier if all learners that can reach it have arrived.
 
         The first barrier that only drained learners reach closes their segment: nobody joins it any more.
-
-        Returns:
-            The values in the order of ranks, once: the call that completes the barrier gets them, and sets its
-            `result`. None if a learner is missing, or if the barrier is complete already.
         """
-        if barrier.complete or not barrier.values or self._waits(barrier):
-            return None
-        values, barrier.values = dict(sorted(barrier.values.items())), {}
-        if all(self.members[rank].drained for rank in values):
+        if not barrier.values or self._waits(barrier):
+            return
+        barrier.result, barrier.values = dict(sorted(barrier.values.items())), {}
+        if all(self.members[rank].drained for rank in barrier.result):
             self._closed = max(self._closed, barrier.segment_id)
-        barrier.complete = True
-        return values
 
-    def _waits(self, barrier: Barrier[V]) -> bool:
+    def _waits(self, barrier: Barrier) -> bool:
         """Returns whether a learner is missing at a barrier. Looks first at those that were missing before."""
         while barrier.awaited:
             if self._is_awaited(barrier.awaited[-1], barrier):
@@ -221,50 +198,8 @@ class ControlPlane(Generic[V]):
         barrier.awaited = [rank for rank in self.members if self._is_awaited(rank, barrier)]
         return bool(barrier.awaited)
 
-    def _is_awaited(self, rank: int, barrier: Barrier[V]) -> bool:
+    def _is_awaited(self, rank: int, barrier: Barrier) -> bool:
         if rank in barrier.values or rank not in self.members:
             return False
         member = self.members[rank]  # a learner in a later segment does not come back to this barrier
         return member.joined and member.segment_id <= barrier.segment_id
-
-
-class LeaseService(Protocol):
-    """A front of the control plane, as learners use it for the segment that they have opened."""
-
-    def lease(self, rank: int, incarnation: int) -> Lease | None:
-        """Waits for `ControlPlane.lease`."""
-        ...
-
-    def complete(self, completion: Completion, sums: LossSums) -> None: ...
-    def totals(self, rank: int) -> LossSums: ...
-    def stop(self, rank: int) -> None: ...
-    def record(self, rank: int) -> SegmentRecord: ...
-
-
-class QueueLeases:
-    """One learner's access to the lease queue of a segment (`leases.Leases`)."""
-
-    ahead = False
-
-    def __init__(self, service: LeaseService, rank: int, incarnation: int) -> None:
-        self._service, self._rank, self._incarnation = service, rank, incarnation
-
-    def lease(self) -> Lease | None:
-        return self._service.lease(self._rank, self._incarnation)
-
-    def complete(self, step_result: StepResult) -> None:
-        batch = step_result.lease.batch
-        assert batch is not None, "a lease queue has no idle turns"
-        completion = Completion(
-            batch, self._rank, self._incarnation, step_result.examples, step_result.applied, step_result.digest
-        )
-        self._service.complete(completion, step_loss_sums(step_result))
-
-    def totals(self) -> LossSums:
-        return self._service.totals(self._rank)
-
-    def stop(self, steps: int) -> None:
-        self._service.stop(self._rank)
-
-    def record(self) -> SegmentRecord:
-        return self._service.record(self._rank)

@@ -8,8 +8,16 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from asr_am.distributed.control_plane import QueueLeases
-from asr_am.distributed.leases import Completion, Lease, Leases, LossSums, Segment, SegmentRecord, StaleSegment
+from asr_am.distributed.leases import (
+    Completion,
+    Lease,
+    Leases,
+    LossSums,
+    Segment,
+    SegmentRecord,
+    StaleSegment,
+    StepResult,
+)
 from asr_am.distributed.team import Group, Message
 from asr_am.errors import InputError
 
@@ -39,29 +47,34 @@ class Transport(Protocol):
     def recv(self, tag: str, source: int | None, timeout: float | None) -> Message | None: ...
 
 
-class RemoteLeases:
-    """Lease queue of one segment at the supervisor (`control_plane.LeaseService`), for the learner of this process."""
+class QueueLeases:
+    """This learner's access to the lease queue of a segment at the supervisor (`leases.Leases`)."""
+
+    ahead = False
 
     def __init__(self, control: ControlClient, segment: Segment) -> None:
         self._control, self._segment = control, segment
 
-    def lease(self, rank: int, incarnation: int) -> Lease | None:
+    def lease(self) -> Lease | None:
         value = self._control.request("lease")
         return None if value is None else Lease(**value)
 
-    def complete(self, completion: Completion, sums: LossSums) -> None:
+    def complete(self, step_result: StepResult) -> None:
+        """Marks the batch of a step as completed. Waits for the GPU."""
+        assert step_result.lease.batch is not None, "a lease queue has no idle turns"
         self._control.notify(
-            "complete", batch=completion.batch, examples=completion.examples, applied=completion.applied,
-            digest=completion.digest, totals=[sums.loss, sums.correct, sums.frames, sums.batches],
+            "complete", batch=step_result.lease.batch, examples=step_result.examples, applied=step_result.applied,
+            digest=step_result.digest,
+            totals=[float(step_result.loss_sum), float(step_result.correct), step_result.num_frames, 1],
         )  # fmt: skip
 
-    def totals(self, rank: int) -> LossSums:
+    def totals(self) -> LossSums:
         return LossSums(*self._control.request("totals"))
 
-    def stop(self, rank: int) -> None:
+    def stop(self, steps: int) -> None:
         self._control.request("stop")
 
-    def record(self, rank: int) -> SegmentRecord:
+    def record(self) -> SegmentRecord:
         value = self._control.request("record")
         segment = self._segment if value["end"] == self._segment.end else self._segment.until(value["end"])
         completions = value["completions"]
@@ -69,10 +82,6 @@ class RemoteLeases:
             completions = tuple(Completion(*row) for row in completions)
         released, lost = (tuple((a, b) for a, b in value[key]) for key in ("released", "lost"))
         return SegmentRecord(segment, completions, released, lost)
-
-
-def segment_to_json(segment: Segment) -> dict[str, Any]:
-    return {**vars(segment), "frames": list(segment.frames), "digests": list(segment.digests)}
 
 
 SHARE, MEAN = "share", "mean"
@@ -100,8 +109,8 @@ class CoordinatedBackend:
         """Opens a segment. Raises StaleSegment if this learner was restarted and is behind the others."""
         if synchronous:
             raise RuntimeError("an asynchronous team has no synchronous leases")
-        self._control.request("open", segment=segment_to_json(segment))
-        return QueueLeases(RemoteLeases(self._control, segment), self._rank, self._incarnation)
+        self._control.request("open", segment=dict(vars(segment)))
+        return QueueLeases(self._control, segment)
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
         return self._gather("gather", values.detach().double().reshape(-1).tolist())

@@ -43,17 +43,15 @@ class Coordinator:
         """Expects the learners that begin.
 
         Args:
-            size: number of ranks of the team.
-            send: sends a message to a rank.
             incarnations: number of restarts of each learner that begins, by rank. None: all ranks begin anew.
         """
         self._send = send
-        self._plane: ControlPlane[list[float]] = ControlPlane()
+        self._plane = ControlPlane()
         self._registrations: dict[int, Registration] = {}
         self._newcomers: dict[int, None] = {}  # ranks that have registered, and do not know the others yet
         # id of the request that each learner waits with, by rank in the order of arrival
         self._pending_leases: dict[int, int] = {}
-        self._pending_barriers: dict[int, tuple[Barrier[list[float]], int]] = {}
+        self._pending_barriers: dict[int, tuple[Barrier, int]] = {}
         self._gone: list[int] = []  # ranks that died and are not restarted
         self._ranks: list[int] = []  # ranks that began
         for rank, incarnation in (incarnations or dict.fromkeys(range(size), 0)).items():
@@ -87,7 +85,6 @@ class Coordinator:
         """Removes a learner that died, or that has finished (no reason). The second call for a learner does nothing.
 
         Args:
-            rank: the learner.
             reason: how it died.
             gone: it will not be restarted.
         """
@@ -110,7 +107,8 @@ class Coordinator:
             if member is not None:
                 self._forget(rank)
         if any(registration is not None for registration in registrations.values()):
-            self._answer_waiting()
+            self._answer_barriers()
+            self._answer_leases()
             self._send_peers()
 
     def _forget(self, rank: int) -> None:
@@ -184,8 +182,9 @@ class Coordinator:
 
     def _open_segment(self, rank: int, request: ControlMessage) -> None:
         values = request["segment"]
+        segment = Segment(**{**values, "frames": tuple(values["frames"]), "digests": tuple(values["digests"])})
         try:
-            joins = self._plane.open_segment(rank, segment_from_json(values))
+            joins = self._plane.open_segment(rank, segment)
         except StaleSegment as error:
             self._send(rank, {"id": request["id"], "kind": "outdated", "error": str(error)})
             return
@@ -210,21 +209,15 @@ class Coordinator:
 
     # answers
 
-    def _answer_waiting(self) -> None:
-        self._answer_barriers()
-        self._answer_leases()
-
-    def _answer_barriers(self, barriers: Collection[Barrier[list[float]]] | None = None) -> None:
+    def _answer_barriers(self, barriers: Collection[Barrier] | None = None) -> None:
         if barriers is None:
             barriers = {id(barrier): barrier for barrier, _ in self._pending_barriers.values()}.values()
         for barrier in barriers:
-            values = self._plane.complete_barrier(barrier)
-            if values is not None:
-                barrier.result = values
-        if not any(barrier.complete for barrier in barriers):
+            self._plane.complete_barrier(barrier)
+        if all(barrier.result is None for barrier in barriers):
             return
         for rank, (barrier, request_id) in list(self._pending_barriers.items()):
-            if barrier.complete:
+            if barrier.result is not None:
                 del self._pending_barriers[rank]
                 self._answer(rank, request_id, barrier.result)
 
@@ -237,7 +230,3 @@ class Coordinator:
 
     def _answer(self, rank: int, request_id: int, value: object) -> None:
         self._send(rank, {"id": request_id, "value": value})
-
-
-def segment_from_json(values: dict[str, Any]) -> Segment:
-    return Segment(**{**values, "frames": tuple(values["frames"]), "digests": tuple(values["digests"])})

@@ -24,9 +24,6 @@ class IdleLearner:
     """A learner that trains no model.
 
     Args:
-        strategy: makes its strategy.
-        team: its end of the team.
-        elements: number of weights.
         density: share of each gradient's elements that are above any threshold.
     """
 

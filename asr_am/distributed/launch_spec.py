@@ -87,7 +87,6 @@ class LaunchSpec:
         """Returns the seconds until a learner is restarted, None for no restart.
 
         Args:
-            rank: the learner.
             deaths: earlier deaths of the learner, or of its synchronous team, within an hour.
         """
         if deaths >= self.max_restarts or not self.has_sockets():
@@ -101,7 +100,6 @@ class ExitStatus:
     """Exit of a worker process.
 
     Attributes:
-        rank: rank of the learner.
         incarnation: number of its restarts.
         status: `Popen.returncode`: below 0 the number of the signal that killed it.
     """

@@ -66,7 +66,6 @@ class LearnerLost(InputError):
     """Ends the run: a learner is gone that the others cannot continue without.
 
     Args:
-        rank: the lost learner.
         reason: completes the sentence "learner 3 ...".
         own_error: it has ended itself, by an error that would come again.
     """
@@ -107,7 +106,6 @@ class Lease:
         loss_denominator: frames to divide the batch's summed loss by. From a `LeaseQueue` these are the batch's own.
             From `RoundRobinLeases` they are the round's frames / learners, so that the plain mean over learners is the
             gradient of the mean loss over all frames of the round.
-        digest: identity of the batch.
     """
 
     batch: int | None
@@ -142,9 +140,6 @@ class ServerRecord:
     """Gradients that a parameter server applied in a segment.
 
     Attributes:
-        shard: its shard.
-        rank: its rank.
-        incarnation: the number of restarts of that rank.
         missing: completed batches whose gradient it has not applied, in this incarnation.
     """
 
@@ -159,7 +154,6 @@ class SegmentRecord:
     """The audit trail of a finished segment.
 
     Attributes:
-        segment: the segment.
         completions: one entry per batch, by batch.
         released: (batch, owner) of each lease that was taken back from a dead learner.
         lost: (rank, incarnation) of each learner that died in this segment.
@@ -211,8 +205,6 @@ class LossSums:
     Attributes:
         loss: summed cross-entropy in nats.
         correct: correctly classified frames.
-        frames: frames.
-        batches: batches.
     """
 
     loss: float = 0.0
@@ -246,10 +238,8 @@ class StepResult:
     """Result of one step. The sums stay tensors to avoid a GPU sync.
 
     Attributes:
-        lease: the lease of the batch.
         num_frames: frames of the batch, its weight in a mean.
         examples: training examples that went into the gradient, counted where it was computed.
-        lr: learning rate of the step.
         loss_sum: summed loss, a scalar.
         correct: correctly classified frames, a scalar.
         applied: False if the algorithm dropped the gradient.
@@ -416,7 +406,6 @@ class LeaseQueue:
     """The queue of a segment's batches that all learners lease from.
 
     Attributes:
-        segment: the segment.
         end: one past the last batch, that of the segment unless it is stopped.
         totals: sums over the completed batches.
         lost: (rank, incarnation) of each learner that died in this segment.
@@ -456,15 +445,7 @@ class LeaseQueue:
         return bool(self._done)
 
     def lease(self, owner: int, incarnation: int = 0) -> Lease | None:
-        """Leases the next batch to a learner.
-
-        Args:
-            owner: the learner.
-            incarnation: its number of restarts.
-
-        Returns:
-            The lease, or None if no batch is free. One may still be taken back unless the segment is `finished`.
-        """
+        """Leases the next batch, None if none is free. One may still be taken back unless the segment is `finished`."""
         if not self._free:
             return None
         segment = self.segment
@@ -476,15 +457,7 @@ class LeaseQueue:
         return Lease(batch, handed_out / segment.total, updates, frames, segment.digest(batch))
 
     def complete(self, completion: Completion, totals: LossSums) -> None:
-        """Marks a batch as done and adds its sums.
-
-        Args:
-            completion: the batch, and the learner that computed it.
-            totals: the sums of the batch.
-
-        Raises:
-            ValueError: this incarnation of the learner does not hold the batch.
-        """
+        """Marks a batch as done. Raises ValueError if this incarnation of the learner does not hold it."""
         holder = (completion.owner, completion.incarnation)
         if self._held.get(completion.batch) != holder:
             raise ValueError(f"learner {holder[0]}.{holder[1]} completes batch {completion.batch}, not held by it")
@@ -511,11 +484,6 @@ class LeaseQueue:
             self._completions = tuple(self._done[b] for b in sorted(self._done))
         segment = self.segment if self.end == self.segment.end else self.segment.until(self.end)
         return SegmentRecord(segment, self._completions, tuple(self._released), tuple(self.lost))
-
-
-def step_loss_sums(step_result: StepResult) -> LossSums:
-    """Returns the sums of one batch as plain numbers. Waits for the GPU."""
-    return LossSums(float(step_result.loss_sum), float(step_result.correct), step_result.num_frames, 1)
 
 
 def record_to_json(record: SegmentRecord) -> dict[str, Any]:

@@ -36,8 +36,6 @@ class Membership:
     """State of all other learners.
 
     Attributes:
-        rank: rank of this learner.
-        size: number of learners.
         left: ranks that have closed their team in good order, in that order.
         ranks: ranks that began with the team, or began again after it was restarted.
         gone: ranks that died and are not restarted.
@@ -117,13 +115,7 @@ class Peers(Protocol):
 
 
 def apply_event(membership: Membership, event: Mapping[str, Any], peers: Peers) -> None:
-    """Applies an event that the supervisor has sent (`coordinator.Coordinator`) to a learner.
-
-    Args:
-        membership: state of the other learners.
-        event: the event.
-        peers: adds and drops learners.
-    """
+    """Applies an event that the supervisor has sent (`coordinator.Coordinator`) to a learner."""
     if event["news"] == "peers":
         membership.fill(event["peers"])
         membership.ranks, membership.rejoins = tuple(event["ranks"]), event["rejoins"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
 from asr_am.distributed.leases import HostLost, LearnerLost
-from asr_am.distributed.supervisor import POLL_INTERVAL, Clock, Workers
+from asr_am.distributed.supervisor import POLL_INTERVAL, Workers
 from asr_am.errors import InputError, Preempted
 
 JOIN_INTERVAL = 1.0  # seconds between two requests, as the supervisor of a larger team may still end and lose one
@@ -30,16 +31,12 @@ class NodeAgent:
     """Starts and monitors the learners of one host, as the supervisor on host 0 says.
 
     Args:
-        spec: the team.
-        connection: to the supervisor.
         make_workers: returns this host's processes, given the message that begins the run.
-        clock: the time.
-        name: name of this host.
     """
 
     def __init__(
         self, spec: LaunchSpec, connection: AgentConnection, make_workers: Callable[[ControlMessage], Workers],
-        clock: Clock, name: str,
+        clock: AwakeClock, name: str,
     ) -> None:  # fmt: skip
         self._spec, self._connection, self._make_workers, self._clock = spec, connection, make_workers, clock
         self._name = name

@@ -27,7 +27,6 @@ class OptimizerOptions:
     Attributes:
         kind: sgd, nesterov, adam (with decoupled weight decay), or adagrad (without momentum).
         momentum: momentum, Adam's β1. Adam's β2 is 0.98.
-        weight_decay: weight decay.
         clip_norm: upper limit of the gradient's norm, 0 for none.
         accumulator: first value of Adagrad's sums.
     """
@@ -58,7 +57,6 @@ class Optimizer:
     """Applies W <- W - lr x update(g) to flat parameters.
 
     Args:
-        params: weights and gradient.
         options: the rule. Raises ValueError for an unknown kind.
 
     Attributes:
@@ -108,6 +106,5 @@ def clip(g: Tensor, norm: Tensor, limit: float) -> None:
     Args:
         g: the gradient, or a part of it.
         norm: norm of the whole gradient, a scalar.
-        limit: upper limit of the norm.
     """
     g.mul_((limit / (norm + 1e-6)).clamp(max=1.0))

@@ -14,7 +14,6 @@ class PackedMean:
     """An all-reduce of several tensors under way (`Work`). It starts when this is made.
 
     Args:
-        group: learners over which to average.
         tensors: of any shapes, the same on every member. `wait` replaces them by their means.
         modelled: see `Group.start_all_reduce_mean`.
     """

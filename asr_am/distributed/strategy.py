@@ -86,7 +86,6 @@ class Strategy(ABC):
 
         Args:
             steps: steps of each learner in an epoch.
-            epochs: number of epochs.
         """
         return []
 
@@ -97,7 +96,6 @@ class Strategy(ABC):
 
         Args:
             model: this learner's model, whose parameters are `params`.
-            loss: its loss.
             first_batch: returns a batch, another one for each learner. None if there are fewer.
         """
 

@@ -1,8 +1,8 @@
 """`Supervisor`: starts a team, monitors it, restarts those that may be restarted, and serves the control plane.
 
 It runs on host 0. `node_agent.NodeAgent` runs on each other host and starts learners there as the supervisor says. Both
-see processes, connections and the time through the interfaces below. `runtime.launcher` gives them real ones, and the
-simulator virtual ones.
+see processes and connections through the interfaces below. `runtime.launcher` gives them real ones and the real time,
+and the simulator virtual ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.coordinator import ControlMessage, Coordinator
 from asr_am.distributed.launch_spec import (
     EXIT_LOST,
@@ -54,13 +55,6 @@ class Workers(Protocol):
         ...
 
 
-class Clock(Protocol):
-    """A clock that stands still while this process is stopped (`awake_clock`)."""
-
-    def now(self) -> float: ...
-    def tick(self) -> float: ...
-
-
 class Server(Protocol):
     """Where learners and agents connect to the supervisor.
 
@@ -89,7 +83,6 @@ class Host:
     """Another host.
 
     Attributes:
-        name: host name.
         connection: ZeroMQ identity of its agent.
         last_heard: time of its agent's last message, by the supervisor's clock.
     """
@@ -103,11 +96,6 @@ class Supervisor:
     """Starts and monitors all learners of a run, and serves the control plane if they are asynchronous.
 
     Args:
-        spec: the team.
-        server: where learners and agents connect.
-        workers: the learners' processes on this host.
-        clock: the time.
-        name: name of this host.
         new_run: returns the identity of a new team, 32 hexadecimal digits.
         addresses: sent to the agents on other hosts, with the identity.
         poll_interval: seconds between two checks of the processes, if nothing else happens.
@@ -115,8 +103,8 @@ class Supervisor:
     """
 
     def __init__(
-        self, spec: LaunchSpec, server: Server, workers: Workers, clock: Clock, name: str, new_run: Callable[[], str],
-        addresses: Mapping[str, Any], poll_interval: float = POLL_INTERVAL,
+        self, spec: LaunchSpec, server: Server, workers: Workers, clock: AwakeClock, name: str,
+        new_run: Callable[[], str], addresses: Mapping[str, Any], poll_interval: float = POLL_INTERVAL,
         preempted: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._preempted = preempted

@@ -272,7 +272,6 @@ class Team(Group, Protocol):
         """Lets the time for work on `elements` elements pass on a virtual cluster. Does nothing on a real one.
 
         Args:
-            kind: the work.
             elements: number of elements of the trained model.
             scattered: they are addressed one row at a time, not in sequence.
         """
@@ -311,7 +310,6 @@ class Team(Group, Protocol):
         """Declares a kind of message. Messages that fit no declared tag are rejected and counted.
 
         Args:
-            tag: the kind of message.
             lengths: number of elements of each tensor of a message. A length of -n allows any up to n.
         """
         ...
@@ -323,8 +321,6 @@ class Team(Group, Protocol):
         one replaces it (`CommStats.overwritten`). Messages to dead learners are dropped.
 
         Args:
-            to: rank of the receiver.
-            tag: a registered tag.
             clock: a number for `Message.clock`.
             tensors: on any device, copied before the call returns. Those of float32 (weights, gradients) travel in the
                 type `launcher.wire`, those of int32 (counters, indices, bits) as they are.
@@ -335,7 +331,6 @@ class Team(Group, Protocol):
         """Waits for the next message.
 
         Args:
-            tag: the kind of message.
             source: rank of the sender, None for any.
             timeout: seconds to wait, None for no limit.
 
@@ -357,7 +352,6 @@ class Team(Group, Protocol):
         is raised in the training task.
 
         Args:
-            task: what to run.
             name: shown in error messages. A virtual cluster seeds the task's random numbers with it.
         """
         ...
@@ -376,7 +370,6 @@ class Team(Group, Protocol):
         """Returns this learner's access to the batches of a segment.
 
         Args:
-            segment: the batches to hand out.
             synchronous: every learner takes one batch per step (`RoundRobinLeases`), instead of leasing batches from
                 one queue (`LeaseQueue`).
 
@@ -420,8 +413,6 @@ def find_group(rank: int, size: int, groups: Sequence[Sequence[int]]) -> tuple[i
     """Finds the group of a learner.
 
     Args:
-        rank: the learner.
-        size: number of learners of the team.
         groups: disjoint groups of ascending ranks.
 
     Returns:

@@ -46,9 +46,7 @@ def mask_chunks(
     """Masks chunks in place.
 
     Args:
-        x_BTF: The chunks.
         key_B: Keys of the random numbers.
-        masking: Amount of masking.
         fill_F: Values under masks, the mean of the features.
         bands: Columns of the frequency masks, a multiple of `masking.streams`. Time masks cover all columns.
     """

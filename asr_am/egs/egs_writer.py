@@ -37,10 +37,7 @@ class Source:
     """Input and output of one set, in plain values that can be pickled.
 
     Attributes:
-        features_dir: Folder of the features.
         kind: Kind of features, as for `InputReader`.
-        subset: Name of the set.
-        out: Folder of its examples.
         random_phase: Begins the first stack at a frame that depends on the utterance's name.
     """
 
@@ -87,16 +84,13 @@ def make_egs(
     stacks frames, a frame of the examples is a stack.
 
     Args:
-        features_dir: Folder of the features, as for `InputReader`.
         kind: Kind of features, as for `InputReader`.
         align_dir: Folder with states.npz, and graph labels in ali/<set>.ark.
-        out: Folder of the examples.
         sets: Names of the sets. Must contain `train`.
         chunk: Frames of a training chunk.
         dtype: Type of the stored features, float16 or float32.
         shard_frames: Number of frames after which a new shard begins.
         random_phase: Stacks a training utterance from its first, second or third frame on, depending on its name.
-        jobs: Number of worker processes.
 
     Raises:
         InputError: An alignment does not fit its utterance or the states, or an option is not valid.

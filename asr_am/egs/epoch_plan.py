@@ -39,7 +39,6 @@ def cut(frames_U: np.ndarray, chunk: int, offset_U: np.ndarray) -> tuple[np.ndar
     """Cuts every utterance into adjacent chunks that cover all of its frames.
 
     Args:
-        frames_U: Frames of each utterance.
         chunk: Frames of a chunk. The first and the last one of an utterance may be shorter.
         offset_U: End of the first chunk of each utterance. 0 means a full first chunk.
 
@@ -96,14 +95,11 @@ class ChunkOrder:
     """What the plans of all epochs have in common.
 
     Attributes:
-        frames_U: Frames of each utterance.
         key_U: Key of each utterance, for random numbers.
         used: Positions of the utterances that are trained on.
-        chunk: Frames of a chunk.
         seed: Seed of order and offsets.
         shuffle: Shuffles chunks. False keeps the stored order.
         random_offset: Cuts utterances at other frames in each epoch.
-        buffer: Chunks that are shuffled together.
         versions: The speeds of the utterances, if an epoch has each utterance at one of them. None: at all of them.
     """
 
@@ -156,10 +152,6 @@ class EpochPlan:
     """Chunks of one epoch in the order of training, of which a group at a time is in memory.
 
     Attributes:
-        batch_size: Chunks of a batch.
-        seed: Seed of the loader.
-        epoch: The epoch.
-        num_examples: Number of chunks.
         groups: Utterances of each group.
     """
 

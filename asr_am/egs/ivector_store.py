@@ -72,11 +72,6 @@ class IvectorStore:
     def of_chunks(self, utterance_B: np.ndarray, begin_B: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the distinct i-vectors of chunks, and which of them each frame has.
 
-        Args:
-            utterance_B: Utterance of each chunk.
-            begin_B: First frame of each chunk.
-            chunk: Frames of a chunk, T.
-
         Returns:
             I-vectors, float32 [B, M, S], with M of the chunk that has most. Which of a chunk's, int64 [B, T].
         """

@@ -91,7 +91,6 @@ class Loader:
         """Prepares a loader.
 
         Args:
-            egs: The examples.
             batch_size: Chunks of a batch.
             seed: Seed of order, offsets, masks and noise.
             shuffle: Shuffles chunks. False keeps the stored order, for validation.
@@ -263,7 +262,6 @@ def gather_frames(
 
     Args:
         x_RC: features of the shard. What lies beyond its last row is a copy of that row.
-        y_R: its targets.
         row_B: first row of each chunk.
         at_B: where each goes in the batch.
         gap: columns of the i-vector, from and to, which are left as they are.

@@ -46,12 +46,9 @@ class EgsInfo:
     """Content of egs.json.
 
     Attributes:
-        kind: Kind of features.
         dim: Inputs of a frame, including the i-vector.
-        num_pdfs: Number of pdfs, P.
         chunk: Frames of a training chunk.
         sets: Number of utterances and frames of each set.
-        format: Version of the format.
         streams: Width of each part of a frame, in order. Empty for the features of `kind` alone.
         period: Number of frames that a row of i-vectors is used for.
         senones: Digest of the states and the tree of the pdfs. Empty if unknown.
@@ -116,7 +113,6 @@ class Index:
     """Location of each utterance of a set.
 
     Attributes:
-        utterances: Utterance ids.
         shard_U: Shard of each utterance.
         begin_U: Its first row in the shard.
         frames_U: Its number of frames.
@@ -162,9 +158,6 @@ class EgsSet:
     """One set of examples, memory-mapped for reading.
 
     Attributes:
-        directory: Folder of the set.
-        info: Content of egs.json.
-        index: Location of each utterance.
         features: Memory map of the features of each shard.
         targets: Memory map of the targets of each shard.
         ivectors: The i-vectors, None if the inputs have none.
@@ -181,8 +174,9 @@ class EgsSet:
         self.features = [self._map("features", k, ("float16", "float32"), 2) for k in shards]
         self.targets = [self._map("targets", k, ("int16", "int32"), 1) for k in shards]
         self._check()
-        self.ivectors = self._open_ivectors()
-        self._verified_U = np.zeros(len(self.index.utterances), bool)
+        width, utterances = self.info.dim - self.info.frame_dim, len(self.index.utterances)
+        self.ivectors = IvectorStore(self.directory, width, self.info.period, utterances) if width else None
+        self._verified_U = np.zeros(utterances, bool)
 
     def verify(self, utterances: np.ndarray) -> None:
         """Compares the checksums of utterances, given by their positions in the index, unless it was done before.
@@ -229,10 +223,6 @@ class EgsSet:
     def frames(self) -> int:
         return int(self.index.frames_U.sum())
 
-    def _open_ivectors(self) -> IvectorStore | None:
-        width = self.info.dim - self.info.frame_dim
-        return IvectorStore(self.directory, width, self.info.period, len(self.index.utterances)) if width else None
-
     def _map(self, name: str, shard: int, dtypes: tuple[str, ...], ndim: int) -> np.ndarray[Any, Any]:
         path = self.directory / f"{name}.{shard}.npy"
         try:
@@ -278,7 +268,6 @@ def log_priors(counts_P: np.ndarray, floor: float = 0.1) -> np.ndarray:
     """Returns float32 [P]: log-priors of the pdfs from their frame counts in the training alignments.
 
     Args:
-        counts_P: frames of each pdf.
         floor: lowest prior as a share of the mean prior. Without it rare pdfs, whose posteriors are unreliable, would
             win.
     """

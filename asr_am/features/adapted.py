@@ -98,7 +98,6 @@ def read_transforms(folder: Path, subset: str, dim: int | None = None) -> dict[s
 
     Args:
         folder: folder of <subset>_trans.scp.
-        subset: name of the set.
         dim: expected D. Default: any.
 
     Returns:
@@ -141,16 +140,7 @@ class Features(Protocol):
 
 
 def open_features(features_dir: Path, kind: str, subset: str) -> Features:
-    """Opens the features of one set.
-
-    Args:
-        features_dir: output of stage features.
-        kind: feature kind of the model.
-        subset: name of the set.
-
-    Raises:
-        InputError: files are missing or inconsistent.
-    """
+    """Opens the features of one set. Raises InputError if files are missing or inconsistent."""
     if kind not in ("lda", "fmllr"):
         return FeatureReader(features_dir, kind, subset)
     projection = load_projection(features_dir, features_dir / kind / MATRIX)

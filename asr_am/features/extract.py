@@ -56,7 +56,6 @@ class ExtractTask:
     """One archive to write.
 
     Attributes:
-        archive: path of the .ark file.
         items: recordings, each with its utterances.
     """
 
@@ -69,7 +68,6 @@ class ArchiveResult:
     """The contents of one archive, and utterances to report.
 
     Attributes:
-        archive: path of the .ark file.
         utterances: (utterance, place, frames) of everything written.
         stats: CMVN statistics by speaker.
         dropped: (utterance id, frames) of utterances that are too short.
@@ -96,12 +94,6 @@ def extract_features(
     """Writes the features of `sets`. Utterances of fewer than nine frames are dropped with a warning.
 
     Args:
-        data_dir: output of stage data.
-        out: output folder.
-        kind: name of the kind.
-        options: how to compute it.
-        sets: sets to extract.
-        jobs: worker processes.
         allow_commands: as for `read_recordings`.
 
     Raises:
@@ -219,15 +211,7 @@ def _checked_features(
 
 
 def write_lists(out: Path, subset: str, results: Sequence[ArchiveResult], kind: str, options: FeatureKind) -> None:
-    """Writes the files that cover all archives of a set: .scp, utt2spk, CMVN statistics, manifest, dropped utterances.
-
-    Args:
-        out: output folder.
-        subset: name of the set.
-        results: one per archive.
-        kind: feature kind.
-        options: how features were computed.
-    """
+    """Writes the files that cover all archives of a set: .scp, utt2spk, CMVN, manifest, dropped utterances."""
     rows = sorted((row for result in results for row in result.utterances), key=lambda row: row[0].id)
     _report(out, subset, results, len(rows))
     write_index(out, subset, [(segment.id, entry) for segment, entry, _ in rows])

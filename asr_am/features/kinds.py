@@ -75,7 +75,6 @@ def feature_kind(where: str, _target_: str = DEFAULT, **options: Any) -> Feature
     Args:
         where: name of the section, for messages.
         _target_: full name of their class, in this package or an entry point `asr_am.features`.
-        options: their values by name.
 
     Raises:
         InputError: the class is no feature kind, or an option is unknown, of another type or out of range.

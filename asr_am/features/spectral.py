@@ -31,7 +31,6 @@ class SpectralOptions(FeatureKind):
     """Options of log-mel energies and MFCCs.
 
     Attributes:
-        num_bins: mel bins.
         num_ceps: number of MFCCs. None: log-mel.
         low_freq: lower edge of the first mel bin in Hz.
         high_freq: upper edge of the last mel bin in Hz. Values up to 0 are relative to the Nyquist frequency.

@@ -88,7 +88,6 @@ class SpeakerTransform(NamedTuple):
     """A speaker's transform.
 
     Attributes:
-        speaker: speaker id.
         transform: float32 [D, E].
         kind: "full", "shift" (offset only) or "none" (the start transform).
         frames: speech frames it was estimated from.
@@ -107,7 +106,6 @@ class AlignedGroup:
     """Speakers of an aligned set.
 
     Attributes:
-        speakers: speaker ids.
         base: frames without transforms.
         current: frames with the current transforms.
         utterances_S: each speaker's utterances, by index in the stores.
@@ -138,7 +136,6 @@ def aligned_groups(
     Args:
         base: frames without transforms.
         current: the same frames with the current transforms.
-        speakers_U: speaker of each utterance.
         pdf_N: pdf of each frame, negative for frames to ignore.
     """
     utterances: dict[str, list[int]] = {}
@@ -160,11 +157,8 @@ def adapt_speakers(
     """Estimates the transform [D, E] of every speaker, and logs the gain and which speakers have too little speech.
 
     Args:
-        groups: speakers and their frames.
         gmms: mixtures that give the Gaussian posteriors, from the frames with their current transforms.
-        options: minimum frame counts, sweeps and device.
         jobs: worker processes. One is used where the device is a GPU.
-        title: prefix of log lines.
         target: mixtures to adapt to, with the same Gaussians as `gmms`. Default: `gmms`.
         start: transform [D, E] that estimation starts from, and that speakers with too little speech keep. Default:
             identity.
@@ -238,11 +232,6 @@ def estimate_transforms(
 
     A transform is discarded if it is not finite or lowers the objective, as happens when a speaker's frames are all
     alike.
-
-    Args:
-        stats: accumulated statistics of S speakers.
-        options: minimum frame counts and sweeps.
-        start_SDE: transforms to start from.
 
     Returns:
         Transforms [S, D, E], and for each speaker "full", "shift" or "none" (the transform in `start_SDE`).

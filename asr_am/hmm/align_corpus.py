@@ -41,16 +41,9 @@ def align_corpus(
     that `GmmSystem.kind` looks for. Called again on an unfinished `out`, it resumes after the last finished system.
 
     Args:
-        data_dir: output of stage data, with transcripts.
-        lang_dir: output of stage lang.
-        features_dir: output of stage features, with MFCCs.
-        out: output folder.
-        mono: options of monophone training.
-        tri: options of triphone training.
         lda_mllt: options of LDA+MLLT training, None to skip it.
         sat: options of speaker-adaptive training, None to skip it. Needs `lda_mllt`.
         sets: sets to align. Must contain "train", which systems are trained on.
-        jobs: worker processes or threads.
         whole: the system whose alignment of "train" is wanted whole. The last one is whole anyway, and the others have
             the utterances that they or the next system are trained on.
         copies: train on copies of utterances at other speeds too. False: the last system only adapts to their speakers

@@ -109,14 +109,7 @@ def compile_graphs(
     """Compiles the graphs of all utterances of a set into `folder`, which is replaced.
 
     Args:
-        folder: output folder.
-        frames: utterances and their lengths.
-        words_U: word ids of each utterance.
         lexicon: path of L.fst.
-        tree: decision tree of the system.
-        states: states of the system.
-        self_loop_scale: scale on the transition log probabilities.
-        jobs: worker processes.
     """
     disk.remove(folder)
     folder.mkdir(parents=True)

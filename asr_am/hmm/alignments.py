@@ -126,7 +126,6 @@ def runs_of(labels_N: np.ndarray, offsets_U1: np.ndarray, table: StateTable) -> 
     Args:
         labels_N: graph labels, 0 for frames without an alignment.
         offsets_U1: first frame of each utterance, and N.
-        table: the states that the labels belong to.
     """
     new_N = np.ones(len(labels_N), dtype=bool)
     new_N[1:] = labels_N[1:] != labels_N[:-1]
@@ -167,9 +166,6 @@ def write_alignments(folder: Path, subset: str, frames: FrameStore, labels_N: np
     """Writes <folder>/<subset>.ark and .scp for the aligned utterances.
 
     Args:
-        folder: output folder, created where it is missing.
-        subset: name of the set.
-        frames: the frames that `labels_N` is parallel to.
         labels_N: graph labels, 0 for frames without an alignment.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -198,10 +194,6 @@ def load_labels(
     """Loads and checks the alignments of a set.
 
     Args:
-        folder: folder of <subset>.ark.
-        subset: name of the set.
-        frames: frames of the set.
-        table: states of the system that made the alignments.
         others: further utterances that may be aligned.
 
     Returns:
@@ -227,10 +219,7 @@ def check_alignments(folder: Path, subset: str, lengths: Mapping[str, int], tabl
     """Checks the alignments of a set against frame counts and states.
 
     Args:
-        folder: folder of <subset>.ark.
-        subset: name of the set.
         lengths: frames of every utterance that may be aligned.
-        table: states of the system that made the alignments.
 
     Returns:
         The number of aligned utterances.

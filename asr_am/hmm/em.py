@@ -32,7 +32,6 @@ class Accumulators:
         occ_G: occupancies, float64.
         sums_G2D: occupancy-weighted sums of x and of x*x, float64.
         loglik: log-likelihood summed over all frames.
-        frames: number of frames.
     """
 
     occ_G: np.ndarray
@@ -77,11 +76,8 @@ def accumulate(
     """Runs the E-step over all frames of the store, in their order.
 
     Args:
-        gmms: current mixtures.
         frames: frames that posteriors are computed from.
         pdf_N: pdf of each frame, negative for frames to ignore.
-        jobs: threads.
-        description: label of the progress bar.
         stats_frames: other features of the same frames, to accumulate with the posteriors of `frames`, as Kaldi's
             gmm-acc-stats-twofeats does. `update` then returns the same Gaussians for those features.
     """
@@ -116,8 +112,6 @@ def update(gmms: DiagGmms, acc: Accumulators, options: UpdateOptions, global_var
 
     Args:
         gmms: mixtures that the statistics were accumulated with.
-        acc: statistics.
-        options: minimum occupancy and variance floor.
         global_var_D: variance of all frames, which the floor is relative to.
     """
     keep_G = _with_enough_frames(gmms, acc.occ_G, options.min_occupancy)
@@ -152,11 +146,8 @@ def mix_up(gmms: DiagGmms, occ_P: np.ndarray, total: int, rng: np.random.Generat
     direction. No pdf loses Gaussians.
 
     Args:
-        gmms: mixtures to split.
         occ_P: frames of each pdf.
         total: number of Gaussians wanted.
-        rng: source of the directions.
-        power: exponent of the occupancy.
         min_count: frames per Gaussian that a pdf needs at least.
         perturb: distance of each mean from the old one, in standard deviations.
     """

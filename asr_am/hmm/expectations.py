@@ -31,7 +31,7 @@ def add_weighted_outer(total_DF: Tensor, a_ND: Tensor, x_NE: Tensor) -> None:
     """Adds the sum over frames of a_nd x_n x_n' to `total_DF`.
 
     Args:
-        total_DF: packed upper triangles (see `unpack`), float64, changed in place.
+        total_DF: packed upper triangles (see `statistics.unpack`), float64, changed in place.
         a_ND: weights of each frame, float32.
         x_NE: frames, float32.
     """
@@ -49,15 +49,6 @@ def add_weighted_outer(total_DF: Tensor, a_ND: Tensor, x_NE: Tensor) -> None:
 def packed_size(width: int) -> int:
     """Returns the number of values of a packed upper triangle, F."""
     return width * (width + 1) // 2
-
-
-def unpack(packed_XF: Tensor, width: int) -> Tensor:
-    """Unpacks upper triangles [..., F], stored row by row from the diagonal on, to symmetric matrices [..., E, E]."""
-    rows, columns = torch.triu_indices(width, width, device=packed_XF.device)
-    full = packed_XF.new_empty(*packed_XF.shape[:-1], width, width)
-    full[..., rows, columns] = packed_XF
-    full[..., columns, rows] = packed_XF
-    return full
 
 
 @dataclass(frozen=True)
@@ -115,7 +106,6 @@ class Expectation:
 
         Args:
             x_ND: frames with their current transform.
-            occupation: pdfs of the frames.
 
         Returns:
             (precision_ND, linear_ND), float32, zero for frames without a pdf.

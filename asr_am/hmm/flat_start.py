@@ -43,10 +43,7 @@ def equal_alignment(graphs: Graphs, frames: FrameStore, seed: int, jobs: int) ->
     """Aligns every utterance to a random path through its graph, with its frames spread evenly over the states.
 
     Args:
-        graphs: compiled graphs.
-        frames: frames of the same utterances.
         seed: random seed of the first utterance's path, which chooses pronunciations and optional silences.
-        jobs: worker processes.
     """
     labels = LabelFile.create(graphs.folder, frames.num_frames)
     work = functools.partial(_equal_shard, graphs, frames, seed, labels)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asr_am.hmm.expectations import add_weighted_outer, packed_size, unpack
+from asr_am.features.ivector.statistics import unpack
+from asr_am.hmm.expectations import add_weighted_outer, packed_size
 
 RIDGE = 1e-9  # share of the mean diagonal added to each G_d, which a constant feature would leave singular
 MIN_GAIN = 1e-5  # sweeps end when one improves no log-likelihood per frame by more
@@ -52,7 +53,6 @@ class FmllrStats:
         """Accumulates frames of one speaker.
 
         Args:
-            speaker: index of the speaker.
             frames: number of frames, posteriors summed.
             x_ND: frames without any transform.
             precision_ND: their expected precisions, from `Expectation`.
@@ -93,9 +93,7 @@ def estimate(stats: FmllrStats, sweeps: int, start_SDE: Tensor) -> tuple[Tensor,
     """Estimates full transforms.
 
     Args:
-        stats: statistics of S speakers.
         sweeps: maximum number of sweeps over the rows.
-        start_SDE: transforms to start from.
 
     Returns:
         Transforms [S, D, E], and Q per frame [S] before the first and after each sweep.

@@ -120,7 +120,6 @@ def accumulate_frames(
     """Adds the statistics of a block of frames. Those of a pdf are taken TOGETHER at a time, which share its Gaussians.
 
     Args:
-        mixtures: current mixtures.
         pdf_T: pdf of each frame, negative for frames to ignore. int32.
         x_TD: frames that posteriors are computed from.
         other_TD: frames that are summed, usually the same.
@@ -265,7 +264,6 @@ def best_path(graph: AlignGraph, scores: Scores, beam: float, label_T: np.ndarra
     """Finds the best path to a final state.
 
     Args:
-        graph: the utterance's graph.
         scores: its scores. Those that are needed are computed.
         beam: on costs.
         label_T: set to the labels of the path.

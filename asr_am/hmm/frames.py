@@ -103,7 +103,6 @@ class FrameStore:
             folder: the folder to write, replaced if it exists.
             utterances: utterance ids, at least one.
             read: returns the frames of an utterance, [T, D].
-            description: label of the progress bar.
 
         Raises:
             InputError: features are not finite, or differ in dimension.

@@ -64,10 +64,6 @@ class FstArrays:
     def from_lattice(cls, data: bytes, offset: int = 0) -> tuple[FstArrays, int]:
         """Reads a lattice from the bytes of its OpenFst file.
 
-        Args:
-            data: the bytes.
-            offset: where the lattice begins.
-
         Returns:
             The lattice, and the offset of the first byte after it.
 

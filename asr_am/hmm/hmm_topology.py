@@ -24,14 +24,7 @@ PRIOR = 10.0  # visits that the pooled estimate of all contexts counts for
 def phone_states(
     nonsilence: Iterable[int], silence: Iterable[int], phone_length: int = 3, silence_length: int = 3
 ) -> dict[int, int]:
-    """Returns the number of emitting states of each phone id.
-
-    Args:
-        nonsilence: ids of nonsilence phones.
-        silence: ids of silence phones.
-        phone_length: states of a nonsilence phone, at least 1.
-        silence_length: states of a silence phone, at least 1.
-    """
+    """Returns the number of emitting states of each phone id."""
     return dict.fromkeys(nonsilence, phone_length) | dict.fromkeys(silence, silence_length)
 
 

@@ -36,8 +36,6 @@ def import_system(folders: dict[str, Path], lang_dir: Path, features_dir: Path, 
     Args:
         folders: alignment directory of each set. The system is that of train.
         lang_dir: the lang directory that stage lang has made from Kaldi's.
-        features_dir: output of stage features, with MFCCs.
-        out: folder of the system.
 
     Raises:
         InputError: a file is missing or damaged, or the files do not belong together.

@@ -39,10 +39,6 @@ _Event = int | _Table | _Set
 def read_tree(path: Path, states_P: Mapping[int, int]) -> DecisionTree:
     """Reads a tree.
 
-    Args:
-        path: Kaldi's file.
-        states_P: HMM states of each phone.
-
     Raises:
         InputError: the file is damaged, has no pdf for a phone's state, or a window of other than 1 or 3 phones.
     """

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from asr_am.errors import InputError
 from asr_am.features.adapted import Projection, splice
+from asr_am.features.ivector.statistics import unpack
 from asr_am.hmm.alignments import FramePdfs
 from asr_am.hmm.em import Accumulators
-from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size, unpack
+from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.gmm import DiagGmms
 from asr_am.parallel import parallel_map
@@ -62,11 +63,8 @@ def accumulate_classes(
 
     Args:
         mfcc: frames whose first `num_static` columns are the static features.
-        num_static: S.
         context: frames spliced on each side.
         pdf_N: class of each frame, negative for frames to ignore.
-        num_pdfs: P.
-        description: label of the progress bar.
     """
     width = num_static * (2 * context + 1)
     stats = ClassStats(np.zeros(num_pdfs), np.zeros((num_pdfs, width)), np.zeros((width, width)))
@@ -97,9 +95,7 @@ def estimate_lda(stats: ClassStats, dim: int, num_static: int) -> Projection:
     """Estimates the projection to the most discriminative directions.
 
     Args:
-        stats: accumulated statistics.
         dim: dimensions to keep, at most C.
-        num_static: S.
 
     Raises:
         InputError: the features are linearly dependent.
@@ -140,13 +136,9 @@ def accumulate_mllt(
     """Accumulates MLLT statistics in one pass over the frames.
 
     Args:
-        gmms: current mixtures.
-        frames: frames of the set.
         pdf_N: pdf of each frame, negative for frames to ignore.
         acc: EM statistics of the same frames and mixtures.
         jobs: worker processes. One is used where the device is a GPU.
-        description: label of the progress bar.
-        device: torch device of the sums.
     """
     cuts = np.linspace(0, frames.num_frames, min(MAX_TASKS, 1 + frames.num_frames // BLOCK) + 1).astype(int).tolist()
     work = functools.partial(_accumulate_range, gmms, frames, pdf_N, device)

@@ -62,13 +62,10 @@ def train_chain(
 
     Args:
         features_dir: output of stages features and speaker.
-        lang_dir: output of stage lang.
         previous: folder of the GMM system whose alignments and features to take.
         out: an existing folder.
-        options: sizes of the tree.
         subsampling: frames per step of the HMM.
         sets: sets to write alignments of, "train" first. The tree is grown on that.
-        jobs: threads.
 
     Raises:
         InputError: an input is missing or damaged.
@@ -124,10 +121,7 @@ def chain_labels(
 
     Args:
         labels_N: labels of the GMM system.
-        frames: frames that they are parallel to.
         old: its states.
-        tree: the tree of phones.
-        states: the states of the chain model.
     """
     converted_N = np.zeros_like(labels_N)
     for (first, end), runs in zip(frames.ranges(), range_runs(labels_N, frames, old), strict=True):

@@ -64,8 +64,6 @@ def train_lda_mllt(ctx: TrainingContext, previous: Path, options: LdaOptions, ou
     Args:
         ctx: sets of MFCCs with deltas.
         previous: folder of the system whose alignments to start from.
-        options: sizes and passes.
-        out: output folder.
     """
     part = subset_of(ctx, options.utterances)
     features = ProjectedFeatures(part, first_projection(part, previous, options), options.device)
@@ -112,8 +110,6 @@ class ProjectedFeatures:
 
     Attributes:
         ctx: sets of MFCCs with deltas.
-        projection: the current projection.
-        device: torch device of MLLT accumulation.
     """
 
     ctx: TrainingContext
@@ -133,9 +129,6 @@ class ProjectedFeatures:
         """Estimates MLLT once from the frames with a pdf >= 0.
 
         Args:
-            title: prefix of log lines.
-            gmms: current mixtures.
-            frames: current frames of set "train".
             pdf_N: pdf of each frame, negative for frames to ignore.
 
         Returns:

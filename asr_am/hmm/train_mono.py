@@ -55,13 +55,7 @@ class MonoOptions(EmOptions):
 
 
 def train_mono(ctx: TrainingContext, options: MonoOptions, out: Path) -> None:
-    """Trains on set "train", aligns all sets, and writes the system.
-
-    Args:
-        ctx: sets to train on and to align.
-        options: topology, sizes and passes.
-        out: output folder.
-    """
+    """Trains on set "train", aligns all sets, and writes the system."""
     lang, part = ctx.lang, shortest(ctx, options.frames)
     states_P = phone_states(lang.nonsilence_phones, lang.silence_phones, options.phone_states, options.silence_states)
     tree = monophone_tree(lang.roots, states_P)

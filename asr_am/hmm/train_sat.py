@@ -52,8 +52,6 @@ def train_sat(ctx: TrainingContext, previous: Path, options: SatOptions, out: Pa
     Args:
         ctx: sets of MFCCs with deltas.
         previous: folder of the LDA+MLLT system to start from.
-        options: sizes and passes.
-        out: output folder.
     """
     projection = Projection.load(previous / PROJECTION, ctx.train.dim // 3)
     part = subset_of(ctx, options.utterances)
@@ -98,7 +96,6 @@ class SpeakerFeatures:
 
     Attributes:
         ctx: sets of projected frames, without fMLLR.
-        options: fMLLR options.
         frames: adapted frames by set, for sets adapted so far.
         transforms: the transform of each speaker, by set.
     """
@@ -114,8 +111,6 @@ class SpeakerFeatures:
         """Re-estimates the transforms of a set.
 
         Args:
-            title: prefix of log lines.
-            subset: name of the set.
             system: gives the posteriors of the currently adapted frames.
             labels_N: alignment of the set by `system`.
             target: mixtures to adapt to. Default: those of `system`.

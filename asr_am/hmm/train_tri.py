@@ -37,9 +37,8 @@ class TriOptions(EmOptions):
 
     Attributes:
         utterances: train on that many, chosen by a hash of their names, and align more. 0: on all.
-        leaves: see TreeOptions. At least LEAVES_PER_STATE leaves per state of a root are allowed.
-        min_leaf_occupancy: see TreeOptions.
-        merge: see TreeOptions.
+        leaves, min_leaf_occupancy, merge: see TreeOptions. At least LEAVES_PER_STATE leaves per state of a root are
+            allowed.
     """
 
     iterations: int = 35
@@ -61,10 +60,7 @@ def train_tri(ctx: TrainingContext, previous: Path, options: TriOptions, out: Pa
     """Trains on set "train", aligns all sets, and writes the system.
 
     Args:
-        ctx: sets to train on and to align.
         previous: folder of the system whose alignments to start from.
-        options: sizes and passes.
-        out: output folder.
     """
     part = subset_of(ctx, options.utterances)
     system, alignment, var_D = init_system("tri", part, previous, options)
@@ -80,10 +76,8 @@ def init_system(
     """Builds a system with a new tree and one Gaussian per leaf from the alignments of another system.
 
     Args:
-        name: prefix of log lines.
         ctx: sets with the features of the new system.
         previous: folder of the other system.
-        options: tree options and variance floor.
 
     Returns:
         The system, the alignment of set "train" with the pdfs of the new tree, and the variance of all frames [D].
@@ -132,10 +126,6 @@ def convert_labels(
 
     Args:
         labels_N: labels of `old_states`.
-        frames: frames that they are parallel to.
-        old_states: states of the system that made them.
-        tree: the other tree.
-        states: its states.
     """
     converted_N = np.zeros_like(labels_N)
     for (first, end), runs in zip(frames.ranges(), range_runs(labels_N, frames, old_states), strict=True):

@@ -45,11 +45,9 @@ class EmOptions:
         gaussians: of all pdfs together, reached in equal steps at pass `increase_until`.
         increase_until: last pass that splits Gaussians.
         power: Gaussians are shared among pdfs by their frames to this power.
-        min_occupancy: see UpdateOptions.
-        variance_floor: see UpdateOptions.
+        min_occupancy, variance_floor: see UpdateOptions.
         boost_silence: factor on the likelihood of the optional silence during realignment.
-        beam: see AlignOptions.
-        retry_beam: see AlignOptions.
+        beam, retry_beam: see AlignOptions.
         seed: random seed of the directions in which Gaussians are split.
     """
 
@@ -90,7 +88,6 @@ class AlignedData:
     """The utterances of one set.
 
     Attributes:
-        frames: frames of all utterances.
         words_U: word ids of each utterance.
         speakers_U: speaker of each utterance.
     """
@@ -106,7 +103,6 @@ class TrainingContext:
 
     Attributes:
         sets: data by set name. "train" is trained on.
-        lang: lexicon and phones.
         scratch: folder for graphs and frames.
         jobs: worker processes or threads.
         others: utterances that the systems before may have aligned beside those of set "train".
@@ -179,14 +175,9 @@ def train_mixtures(
     """Runs realignment, EM and mixture splitting.
 
     Args:
-        name: prefix of log lines.
-        ctx: data to train on.
-        system: initial system.
         graphs: alignment graphs of set "train".
         alignment: initial alignment of set "train".
-        options: passes and sizes.
         global_var_D: variance of all frames, for the variance floor.
-        transform: transforms features before some passes.
 
     Returns:
         The mixtures after the last pass, and the last alignment.
@@ -221,11 +212,6 @@ def align_and_save(
     """Aligns every set, estimates the final transition probabilities, and writes all files, gmm.npz last.
 
     Args:
-        name: prefix of log lines.
-        ctx: sets to align.
-        system: trained system.
-        options: beams.
-        out: output folder.
         graphs: alignment graphs of set "train". Default: compiled here.
         alignment: an alignment of set "train", for the transition probabilities. Default: that which is made here.
     """

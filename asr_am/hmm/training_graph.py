@@ -11,7 +11,7 @@ import numpy as np
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable, Tree
-from asr_am.hmm.transducer import add_self_loops, h_transducer, merge_windows
+from asr_am.hmm.transducer import add_self_loops, expand_phones
 from asr_am.lang.fst_file import read_fst
 
 
@@ -26,11 +26,7 @@ def training_graph(
     """Builds the alignment graph of one transcript, for `kaldi_decoder.FasterDecoder`.
 
     Args:
-        words: word ids.
         lexicon: L.fst (phones to words, optional silence, no disambiguation symbols), from `read_lexicon_fst`.
-        states: states of the system.
-        tree: decision tree of the system.
-        self_loop_scale: scale on the transition log probabilities.
 
     Returns:
         A graph with graph labels as input and words as output labels, containing all pronunciations.
@@ -38,22 +34,6 @@ def training_graph(
     Raises:
         InputError: L has no path for the words.
     """
-    return labels_graph(words_to_phones(words, lexicon), states, tree, self_loop_scale=self_loop_scale)
-
-
-def read_lexicon_fst(path: Path) -> kaldifst.StdVectorFst:
-    """Reads L.fst, sorted by output label. Raises InputError if it is missing or damaged."""
-    return sort_lexicon(read_fst(path, "run stage 1 (lang) again"))
-
-
-def sort_lexicon(lexicon: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
-    """Sorts L.fst in place by output label, as composition with a transcript needs."""
-    kaldifst.arcsort(lexicon, sort_type="olabel")
-    return lexicon
-
-
-def words_to_phones(words: Sequence[int], lexicon: kaldifst.StdVectorFst) -> kaldifst.StdVectorFst:
-    """Composes L with a linear acceptor of the words, which gives all phone sequences of a transcript."""
     count = len(words)
     line = np.array([[i, i + 1, word, word] for i, word in enumerate(words)], dtype=np.int32).reshape(-1, 4)
     final_S = np.full(count + 1, np.inf, dtype=np.float32)
@@ -61,17 +41,11 @@ def words_to_phones(words: Sequence[int], lexicon: kaldifst.StdVectorFst) -> kal
     phones = kaldifst.compose(lexicon, FstArrays.build(0, line, np.zeros(count), final_S).to_fst())
     if phones.num_states == 0:
         raise InputError(f"word ids {list(words)}: the lexicon FST has no path for them; run stage 1 (lang) again")
-    return phones
+    return add_self_loops(expand_phones(phones, [], states, tree), states, self_loop_scale=self_loop_scale)
 
 
-def labels_graph(
-    phones: kaldifst.StdVectorFst, states: StateTable, tree: Tree, *, self_loop_scale: float
-) -> kaldifst.StdVectorFst:
-    """Converts phones (input side, no disambiguation symbols) to graph labels with self-loops."""
-    in_context, windows = kaldifst.compose_context([], tree.width, tree.width // 2, phones)
-    merged_W, sequences = merge_windows(windows, states, tree)
-    arrays = FstArrays.from_fst(in_context)
-    in_context = arrays.relabel(merged_W[arrays.ilabel_A]).to_fst()
-    kaldifst.arcsort(in_context, sort_type="ilabel")
-    h_fst, _ = h_transducer(sequences, len(states.labels_L3))
-    return add_self_loops(kaldifst.compose(h_fst, in_context), states, self_loop_scale=self_loop_scale)
+def read_lexicon_fst(path: Path) -> kaldifst.StdVectorFst:
+    """Reads L.fst, sorted by output label. Raises InputError if it is missing or damaged."""
+    lexicon = read_fst(path, "run stage 1 (lang) again")
+    kaldifst.arcsort(lexicon, sort_type="olabel")
+    return lexicon

@@ -37,11 +37,6 @@ def window_labels(window: Sequence[int], states: StateTable, tree: Tree) -> tupl
 def merge_windows(windows: Windows, states: StateTable, tree: Tree) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """Merges windows with the same HMM, which makes the graph before H several times smaller.
 
-    Args:
-        windows: context windows, from compose_context.
-        states: states of the system.
-        tree: decision tree of the system.
-
     Returns:
         merged_W: the new input label of each window.
         sequences: the graph labels of each new label. () for epsilon (label 0) and for disambiguation symbols, each of
@@ -63,22 +58,35 @@ def merge_windows(windows: Windows, states: StateTable, tree: Tree) -> tuple[np.
     return merged_W, sequences
 
 
-def h_transducer(sequences: Sequence[tuple[int, ...]], num_labels: int) -> tuple[kaldifst.StdVectorFst, list[int]]:
+def expand_phones(
+    phones: kaldifst.StdVectorFst, disambig: list[int], states: StateTable, tree: Tree
+) -> kaldifst.StdVectorFst:
+    """Expands the phones on the input side of an FST to graph labels, without self-loops.
+
+    Input labels above the graph labels stand for the disambiguation symbols, whose phone ids are `disambig`. Without
+    such, the result is ready for `add_self_loops`.
+    """
+    in_context, windows = kaldifst.compose_context(disambig, tree.width, tree.width // 2, phones)
+    merged_W, sequences = merge_windows(windows, states, tree)
+    arrays = FstArrays.from_fst(in_context)
+    in_context = arrays.relabel(merged_W[arrays.ilabel_A]).to_fst()
+    kaldifst.arcsort(in_context, sort_type="ilabel")
+    return kaldifst.compose(h_transducer(sequences, len(states.labels_L3)), in_context)
+
+
+def h_transducer(sequences: Sequence[tuple[int, ...]], num_labels: int) -> kaldifst.StdVectorFst:
     """Builds the transducer from graph labels to the windows merged by `merge_windows`, sorted by output label.
 
-    Returns:
-        H, and the input labels above `num_labels` that disambiguation symbols have in it. Without such labels, H
-        composed with a graph of windows is ready for `add_self_loops`.
+    Disambiguation symbols have the input labels from `num_labels` + 1.
     """
     rows: list[tuple[int, int, int, int]] = []  # source, target, graph label, window
-    disambiguation: list[int] = []
-    num_states = 1
+    num_states, next_label = 1, num_labels + 1
     for window, labels in enumerate(sequences):
         if window == 0:
             continue
         if not labels:
-            disambiguation.append(num_labels + len(disambiguation) + 1)
-            rows.append((0, 0, disambiguation[-1], window))
+            rows.append((0, 0, next_label, window))
+            next_label += 1
             continue
         chain = [0, *range(num_states, num_states + len(labels) - 1), 0]
         num_states += len(labels) - 1
@@ -88,7 +96,7 @@ def h_transducer(sequences: Sequence[tuple[int, ...]], num_labels: int) -> tuple
     final_S[0] = 0.0
     arcs_A4 = np.array(rows, dtype=np.int32).reshape(-1, 4)
     arcs_A4 = arcs_A4[np.argsort(arcs_A4[:, 3], kind="stable")]
-    return FstArrays.build(0, arcs_A4, np.zeros(len(arcs_A4)), final_S).to_fst(), disambiguation
+    return FstArrays.build(0, arcs_A4, np.zeros(len(arcs_A4)), final_S).to_fst()
 
 
 def remove_input_labels(fst: kaldifst.StdVectorFst, above: int) -> kaldifst.StdVectorFst:

@@ -54,14 +54,7 @@ class TreeStats:
 
 
 def accumulate_tree_stats(frames: FrameStore, labels_N: np.ndarray, table: StateTable, jobs: int) -> TreeStats:
-    """Accumulates the aligned frames by (window, state).
-
-    Args:
-        frames: frames of a set.
-        labels_N: their graph labels.
-        table: the states that the labels belong to.
-        jobs: threads.
-    """
+    """Accumulates the aligned frames by (window, state)."""
     work = functools.partial(_range_stats, frames, labels_N, table)
     return functools.reduce(_merged, threaded_map(work, frames.ranges(), jobs, "tree statistics"))
 
@@ -119,12 +112,6 @@ def phone_questions(
 
     Nonsilence roots are clustered bottom-up by the least loss in likelihood of their central states. Questions are
     distinct, none is empty, and their order does not depend on hashing.
-
-    Args:
-        stats: tree statistics.
-        roots: phones of each root.
-        silence: silence phones.
-        extra: further questions.
 
     Returns:
         Single roots, every cluster, silence with and without the utterance's edge (0), and `extra`.
@@ -206,12 +193,8 @@ def build_tree(
     """Builds a triphone tree.
 
     Args:
-        stats: tree statistics.
-        roots: phones of each root.
         states_P: number of HMM states of each phone, equal within a root.
         silence: silence phones, whose roots are not split.
-        questions: sets of phones.
-        options: sizes.
     """
     keys = [(index, state) for index, phones in enumerate(roots) for state in range(states_P[phones[0]])]
     tops = [_TreeNode(_rows_of(stats, roots[index], state), number) for number, (index, state) in enumerate(keys)]
@@ -236,11 +219,7 @@ def _grow(
     stats: TreeStats, tops: Sequence[_TreeNode], open_nodes: Sequence[_TreeNode], questions: Sequence[frozenset[int]],
     options: TreeOptions,
 ) -> tuple[list[_TreeNode], float]:  # fmt: skip
-    """Splits the best node until no split gains or the limit is reached.
-
-    Returns:
-        The leaves in the order of the roots, and the smallest gain of any split.
-    """
+    """Splits the best node until no split gains or the limit is reached. Returns the leaves, and the smallest gain."""
     question_QP = _question_matrix(questions, int(stats.windows_M3.max(initial=0)))
     order = itertools.count()  # ties are broken in the order of insertion
     queue: list[tuple[float, int, _TreeNode, int, int]] = []

@@ -84,7 +84,6 @@ def read_vector_fst(data: np.ndarray, offset: int, arc_type: bytes) -> tuple[Vec
 
     Args:
         data: uint8, contiguous.
-        offset: where the FST begins.
         arc_type: the type that it must have.
 
     Returns:

@@ -71,11 +71,6 @@ def align(
     """Finds the best path of every utterance.
 
     Args:
-        graphs: compiled graphs.
-        frames: frames of the same utterances.
-        gmms: mixtures of the system.
-        options: beams and acoustic scale.
-        jobs: threads.
         description: label of the progress bar, and prefix of the error message.
         boost: factors on the likelihoods of some pdfs (Kaldi's boost-silence).
 
@@ -146,7 +141,6 @@ def search(graph: kaldifst.StdVectorFst, ll_TC: np.ndarray, options: AlignOption
     Args:
         graph: input label c reads column c - 1 of `ll_TC`.
         ll_TC: scaled log-likelihoods, C-contiguous float32.
-        options: beams.
 
     Returns:
         Input labels [T], None if there is no path, and whether the retry beam was used.

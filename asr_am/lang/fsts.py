@@ -40,9 +40,6 @@ def make_lexicon_fst(
 
     Args:
         numbered: pronunciations with their probabilities, each with the number of its disambiguation symbol (0: none).
-        phones: symbol table of phones.
-        words: symbol table of words.
-        silence: the silence phone.
         silence_prob: probability of each optional silence, 0 <= p < 1.
         silence_disambig: symbol after each silence in L_disambig, which also gets a self-loop #0:#0 that passes G's
             backoff symbol. None for L.
@@ -90,11 +87,7 @@ def make_silence_lexicon_fst(
     *without* it, so that the graph is determinized without a copy of the LM's state for every probability.
 
     Args:
-        probs: pronunciations with their probabilities.
         numbers: number of the disambiguation symbol of each pronunciation (0: none).
-        phones: symbol table of phones.
-        words: symbol table of words.
-        silence: the silence phone.
         silence_disambig: symbol for places without silence in L_disambig, which also gets self-loops #0:#0. None for L.
     """
     no_silence = 0 if silence_disambig is None else phones[silence_disambig]
@@ -140,8 +133,6 @@ def restrict(arpa: Arpa, words: dict[str, int], source: str) -> tuple[Arpa, list
     `<unk>` is removed because a recognizer that outputs it is always wrong.
 
     Args:
-        arpa: the model.
-        words: symbol table of the lexicon's words.
         source: name of the model for messages.
 
     Returns:

@@ -79,7 +79,6 @@ def estimate_probs(entries: Sequence[Pronunciation], counts: PairCounts) -> Lexi
     seen keep theirs.
 
     Args:
-        entries: all pronunciations.
         counts: pairs of neighbours in the training speech, including the edges of utterances.
     """
     seen, followed, before, after = (Counter[Spoken]() for _ in range(4))

@@ -51,8 +51,6 @@ def estimate(sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], orde
     uniform distribution.
 
     Args:
-        sentences: the words of each sentence of the training text.
-        vocabulary: words to predict.
         order: from 1 to 4.
         min_count: occurrences of a trigram or longer n-gram to be listed (SRILM's default for them is 2). The mass of
             the others goes to the shorter n-grams.

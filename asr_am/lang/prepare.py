@@ -35,8 +35,6 @@ def prepare_lang(data_dir: Path, out: Path, *, position_dependent: bool, silence
 
     Args:
         data_dir: has lexicon.txt, and optionally nonspeech.txt and lexiconp.txt (probabilities of pronunciations).
-        out: output folder.
-        position_dependent: add position markers to speech phones.
         silence_prob: probability of the optional silence between words, at least 0 and below 1.
 
     Raises:
@@ -69,9 +67,6 @@ def add_probs(data_dir: Path, lang_dir: Path, counts: PairCounts, out: Path) -> 
     """Writes a copy of a lang directory whose L has estimated probabilities of pronunciations and of silence.
 
     Args:
-        data_dir: that of `prepare_lang`.
-        lang_dir: output of `prepare_lang`.
-        counts: neighbours in the aligned training speech.
         out: output folder, also for Kaldi's lexiconp_silprob.txt and silprob.txt.
     """
     lang = Lang.load(lang_dir)
@@ -123,13 +118,7 @@ def prepare_lm(
     large.npz, the automaton of lm.arpa, in place of small.npz, that of first_pass.arpa.
 
     Args:
-        data_dir: output of stage data.
-        lang_dir: output of `prepare_lang`.
-        out: output folder.
-        name: name of the model.
-        order: order of a new model, or None.
         arpa: name of a file in data_dir/lm/ or path of an existing model, or None.
-        text: name of the training text.
         max_ngrams: maximum number of n-grams of order 2 and above in the decoding graph, or None.
         min_count: occurrences of a trigram or longer n-gram to be in a new model.
 

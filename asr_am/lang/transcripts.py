@@ -18,11 +18,7 @@ TOO_MANY = 0.2  # share of unknown words from which lexicon and transcripts are 
 
 
 def read_transcripts(data_dir: Path, subset: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields (utterance id, words) of a set.
-
-    Raises:
-        InputError: the manifest is missing or damaged, or an utterance has no text.
-    """
+    """Yields (utterance id, words). Raises InputError for a damaged manifest, or an utterance without text."""
     for segment in read_supervisions(data_dir, subset):
         if segment.text is None:
             raise InputError(f"{data_dir / subset}: utterance {segment.id} has no transcript; run stage 0 (data) again")
@@ -35,9 +31,6 @@ def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk",
     They are trained as `<unk>`.
 
     Args:
-        data_dir: output of stage data.
-        lang: the lexicon.
-        out: output folder.
         oov: "error" refuses any such word.
 
     Raises:

@@ -46,9 +46,6 @@ def make_units(
     """Makes the units of all words of the lexicon, and with `sentencepiece` also of all words of the text.
 
     Args:
-        kind: "word" or "sentencepiece".
-        lexicon: words of the lexicon.
-        counts: word counts of the text.
         size: number of pieces, including `<unk>` but not `</s>`.
 
     Raises:

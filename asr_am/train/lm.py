@@ -53,11 +53,9 @@ class LmOptions:
     """Options of a language model and its training.
 
     Attributes:
-        model: the network.
         epochs: maximum number of epochs.
         batch_size: sentences of a batch, of all learners together.
         longest: units after which a sentence is cut.
-        optimizer: the update rule.
         rate: first learning rate.
         decay: factor on the rate after each epoch that did not lower dev perplexity.
         patience: number of such epochs in a row that ends the training.
@@ -137,11 +135,9 @@ class LmState:
     """One learner's language model (`trainable.LearnerState`).
 
     Attributes:
-        model: the network.
         params: its dense weights and gradients as flat vectors.
         optimizer: the update rule, which receives the learning rate of each step.
         loader: training text.
-        options: options of the run.
         device: where the model is.
     """
 
@@ -172,14 +168,8 @@ class LmRun:
     """One training run of a language model (`trainable.Trainable`).
 
     Args:
-        out: directory of the run.
-        options: options of the run.
-        units: units of the model.
-        text: training text.
         dev: sentences for the perplexity that decides rate, best model and end.
-        strategy: makes the strategy of a learner.
         learners: number of learners that share a batch.
-        tracker: experiment tracking.
         provenance: origin of the run, for summary.json and the model file.
         share_gpus: several learners may compute on one GPU.
 
@@ -252,13 +242,7 @@ class LmRun:
 
 
 class LmValidator:
-    """Logarithm of the dev perplexity, computed with a copy of the model.
-
-    Args:
-        model: a model of the run.
-        units: its units.
-        dev: the sentences.
-    """
+    """Logarithm of the dev perplexity, computed with a copy of the model."""
 
     def __init__(self, model: LstmLm, units: Units, dev: HeldOutText) -> None:
         self.model, self._units, self._dev = model.eval(), units, dev
@@ -271,15 +255,7 @@ class LmValidator:
 
 
 def finish(out: Path, name: str, source: Path, dev: HeldOutText, test: HeldOutText) -> None:
-    """Adds the best model's perplexities to summary.json, and writes lm.json, which the report reads.
-
-    Args:
-        out: directory of the finished run.
-        name: name of the model in the report.
-        source: training text.
-        dev: dev sentences.
-        test: test sentences.
-    """
+    """Adds the best model's perplexities to summary.json, and writes lm.json, which the report reads."""
     model, units, _ = load_lm(out / "best.pt")
     values = {"dev_perplexity": dev.perplexity(model, units), "test_perplexity": test.perplexity(model, units)}
     words = sum(map(len, dev.sentences))

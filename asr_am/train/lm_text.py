@@ -39,10 +39,7 @@ def read_text(
 
     Args:
         path: the text, one sentence per line.
-        vocabulary: words of the lexicon.
         longest: units after which a sentence is cut.
-        kind: kind of units, see `make_units`.
-        pieces: number of sentence pieces.
 
     Raises:
         InputError: the text is empty, or most of its words are not in the lexicon.
@@ -126,7 +123,6 @@ class LmPlan:
         frames_N: units of each row.
         batch_size: rows of a learner's batch.
         whole: rows of a batch of all learners.
-        epoch: the epoch.
     """
 
     row_N: np.ndarray
@@ -189,10 +185,8 @@ class LmData:
     """Batches of a text (`trainable.Data`).
 
     Args:
-        text: the text.
         batch_size: rows of a batch of all learners.
         learners: number of learners that share it.
-        seed: seed of the order.
     """
 
     def __init__(self, text: Text, batch_size: int, learners: int, seed: int) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from asr_am.decode.kaldi_lattice import (
     compact_lattice_bytes,
-    compact_lattice_text,
     frame_posteriors,
     graph_with_ids,
     posterior_bytes,
@@ -111,30 +110,11 @@ def parse_binary(data: bytes) -> Parsed:
     return states, finals
 
 
-def parse_text(text: str) -> Parsed:
-    lines = [line.split("\t") for line in text.splitlines()]
-    assert lines[-1] == [""]
-    size = 1 + max(int(field) for line in lines[:-1] for field in line[:2])
-    states: list[list[tuple[int, int, float, float, tuple[int, ...]]]] = [[] for _ in range(size)]
-    finals: list[tuple[float, float] | None] = [None] * size
-    for line in lines[:-1]:
-        if len(line) == 1:
-            finals[int(line[0])] = 0.0, 0.0
-        else:
-            graph, acoustic, ids = line[3].split(",")
-            chain = tuple(int(name) for name in ids.split("_") if name)
-            states[int(line[0])].append((int(line[1]), int(line[2]), float(graph), float(acoustic), chain))
-    return states, finals
-
-
-@pytest.mark.parametrize("form", ["binary", "text"])
-def test_compact_lattices_have_the_same_paths(decoded: tuple[FstArrays, Lattice, StateTable], form: str) -> None:
+def test_compact_lattices_have_the_same_paths(decoded: tuple[FstArrays, Lattice, StateTable]) -> None:
     _, lattice, _ = decoded
     expected = sorted(lattice_paths(lattice))
     assert len(expected) > 20
-    parsed = (
-        parse_binary(compact_lattice_bytes(lattice)) if form == "binary" else parse_text(compact_lattice_text(lattice))
-    )
+    parsed = parse_binary(compact_lattice_bytes(lattice))
     found = sorted(parsed_paths(parsed))
     assert [path[:2] for path in found] == [path[:2] for path in expected]
     np.testing.assert_allclose([path[2:] for path in found], [path[2:] for path in expected], rtol=1e-4, atol=1e-3)

@@ -18,7 +18,7 @@ from asr_am.decode.search_graph import SearchGraph
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable
-from asr_am.hmm.training_graph import sort_lexicon, training_graph
+from asr_am.hmm.training_graph import read_lexicon_fst, training_graph
 from asr_am.lang.lang_dir import Lang
 from tests.support.hmm_reference import LeftTree, small_lang, small_states
 from tests.support.synthetic_lattices import alignment, first_pronunciations, log_likelihoods, search_graph, small_graph
@@ -161,7 +161,7 @@ def test_beam_excess_is_zero_on_the_best_path_only(small: Small) -> None:
 def test_an_utterance_that_ends_too_soon_keeps_what_was_said(small: Small) -> None:
     """The words need eight states. After five frames the lattice ends in the states within the beam."""
     words = small.lang.word_ids("AB AB")
-    lexicon = sort_lexicon(kaldifst.StdVectorFst.read(str(small.lang.directory / "L.fst")))
+    lexicon = read_lexicon_fst(small.lang.directory / "L.fst")
     graph = search_graph(training_graph(words, lexicon, small.states, LeftTree()))
     scores_TP = noisy(small, "AB AB", 10)
     assert search(graph, scores_TP, small.states, WIDE).complete

@@ -13,7 +13,7 @@ from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
 from asr_am.stages.train_config import strategy_factory
-from tests.support.cluster_files import config
+from tests.support.configurations import cluster_config
 
 SECONDS = 0.1485  # of a batch
 MEGABYTES = 97.2e6
@@ -22,11 +22,11 @@ MEGABYTES = 97.2e6
 @cache
 def on_time() -> Cluster:
     """Returns the cluster without jitter."""
-    return replace(Cluster.build(config("cluster=aws_p3")["cluster"]), jitter=0.0)
+    return replace(Cluster.build(cluster_config("cluster=aws_p3")["cluster"]), jitter=0.0)
 
 
 def seconds(make: object, learners: int, steps: int, on: Cluster | None = None, density: float = 0.01) -> float:
-    workload = Workload.build(config("workload=htm_lstm")["workload"])
+    workload = Workload.build(cluster_config("workload=htm_lstm")["workload"])
     return time_epoch(
         make, on or on_time(), workload, learners=learners, batches=steps * learners, elements=1000, density=density,  # type: ignore[arg-type]
     ).seconds  # fmt: skip
@@ -64,6 +64,6 @@ def test_half_the_nic_bandwidth_slows_gtc_on_two_hosts() -> None:
 
 @pytest.mark.parametrize("name", ["gtc", "bmuf", "htm"])
 def test_strategy_configs_build(name: str) -> None:
-    chosen = config(f"strategy={name}")["strategy"]
+    chosen = cluster_config(f"strategy={name}")["strategy"]
     factory = strategy_factory(chosen)
     assert seconds(factory, 16, 2) == pytest.approx(2 * SECONDS, rel=0.3)

@@ -11,7 +11,7 @@ from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator.epoch_timing import time_epoch
 from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.train_config import strategy_factory
-from tests.support.cluster_files import config
+from tests.support.configurations import cluster_config
 
 BANDWIDTHS = ("nic", "host", "update", "averaging", "host_update", "fabric")
 ROUNDS = 4
@@ -55,7 +55,7 @@ CASES = [
 
 
 def seconds(case: Case, halved: str = "") -> float:
-    found = config(f"cluster={case.cluster}", f"workload={case.workload}", *case.options)
+    found = cluster_config(f"cluster={case.cluster}", f"workload={case.workload}", *case.options)
     hardware = replace(Cluster.build(found["cluster"]), jitter=0.0)
     hardware = replace(hardware, faults=replace(hardware.faults, late_share=0.0))
     if halved:

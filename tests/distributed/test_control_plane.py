@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from asr_am.distributed.control_plane import Barrier, ControlPlane
-from asr_am.distributed.coordinated_backend import segment_to_json
+from asr_am.distributed.control_plane import ControlPlane
 from asr_am.distributed.coordinator import Coordinator
 from asr_am.distributed.leases import Completion, Lease, LossSums, Segment, SegmentRecord, StaleSegment
 
@@ -58,14 +57,14 @@ class Harness(Protocol):
         ...
 
     @property
-    def plane(self) -> ControlPlane[Any]: ...
+    def plane(self) -> ControlPlane: ...
 
 
 class Core:
     """`ControlPlane` without a front."""
 
     def __init__(self, size: int) -> None:
-        self.plane: ControlPlane[list[float]] = ControlPlane()
+        self.plane = ControlPlane()
         for rank in range(size):
             self.plane.add(rank, joined=True)
 
@@ -95,12 +94,11 @@ class Core:
         return self.plane.record(rank)
 
     def gather(self, rank: int, *values: float, kind: str = "gather") -> Request:
-        barrier: Barrier[list[float]] = self.plane.arrive(rank, kind, list(values))
+        barrier = self.plane.arrive(rank, kind, list(values))
 
         def poll() -> tuple[bool, Any]:
-            if (rows := self.plane.complete_barrier(barrier)) is not None:
-                barrier.result = rows
-            return barrier.complete, barrier.result
+            self.plane.complete_barrier(barrier)
+            return barrier.result is not None, barrier.result
 
         request = Request(rank, poll)
         request.answered  # noqa: B018 (asks at once)
@@ -119,7 +117,7 @@ class Processes:
             self.coordinator.register(rank, 0, f"tcp://{rank}")
 
     @property
-    def plane(self) -> ControlPlane[list[float]]:
+    def plane(self) -> ControlPlane:
         return self.coordinator._plane
 
     def lose(self, rank: int) -> None:
@@ -130,7 +128,7 @@ class Processes:
         self.coordinator.register(rank, incarnation, f"tcp://{rank}")
 
     def open(self, rank: int, segment: Segment) -> None:
-        answer = self._request(rank, "open", segment=segment_to_json(segment))()
+        answer = self._request(rank, "open", segment=vars(segment))()
         if "error" in answer:
             assert answer["kind"] == "outdated"
             raise StaleSegment(answer["error"])

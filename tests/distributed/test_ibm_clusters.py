@@ -15,23 +15,23 @@ from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
 from asr_am.errors import InputError
 from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.train_config import strategy_factory
-from tests.support.cluster_files import config
+from tests.support.configurations import cluster_config
 
 ROUNDS = 13_393  # of an epoch, on either cluster
 SHARE = 40  # rounds that are simulated
 RING = 2 * 15 / 16 * 165e6  # bytes that each of 16 learners sends, at all_reduce_efficiency
 
 
-WORKLOAD = Workload.build(config("workload=swb2000_lstm")["workload"])
+WORKLOAD = Workload.build(cluster_config("workload=swb2000_lstm")["workload"])
 
 
 def hardware(cluster: str, **changes: Any) -> Cluster:
-    return replace(Cluster.build(config(f"cluster={cluster}")["cluster"]), **changes)
+    return replace(Cluster.build(cluster_config(f"cluster={cluster}")["cluster"]), **changes)
 
 
 def epoch(strategy: str, on: Cluster, rounds: int = SHARE) -> EpochTime:
     form = ["strategy.form=weights"] if strategy == "sync" else []
-    chosen = config(f"strategy={strategy}", *form)["strategy"]
+    chosen = cluster_config(f"strategy={strategy}", *form)["strategy"]
     factory = strategy_factory(chosen)
     return time_epoch(factory, on, WORKLOAD, learners=on.devices, batches=rounds * on.devices)
 
@@ -90,7 +90,7 @@ def test_eight_gpus_saturate_their_bus_and_four_do_not() -> None:
     ],
 )
 def test_every_config_is_valid(group: str, name: str) -> None:
-    found = config(f"{group}={name}")[group]
+    found = cluster_config(f"{group}={name}")[group]
     assert found["name"] == name
     built = Cluster.build(found) if group == "cluster" else Workload.build(found)
     if isinstance(built, Cluster) and name.startswith("ibm"):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from asr_am.features.adapted import apply
+from asr_am.features.ivector.statistics import unpack
 from asr_am.hmm import fmllr
-from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size, unpack
+from asr_am.hmm.expectations import Expectation, Occupation, add_weighted_outer, packed_size
 from asr_am.hmm.fmllr import FmllrStats, estimate, estimate_offsets, identity, objective
 from asr_am.hmm.gmm import DiagGmms
 from tests.support.gmm_cases import D, model, random_gmms, random_transforms, sample_frames

@@ -112,9 +112,7 @@ def test_h_maps_label_sequences_to_windows(tmp_path: Path) -> None:
     windows = [[], [-lang.disambig[0]], *([phone] for phone in states.states_P)]
     _, sequences = merge_windows(windows, states, MonoTree())
     num_labels = len(states.labels_L3)
-    h_fst, disambiguation = h_transducer(sequences, num_labels)
-    assert disambiguation == [num_labels + 1]
-    found = paths_of(h_fst, 3)
+    found = paths_of(h_transducer(sequences, num_labels), 3)
     inputs_of = {1: (num_labels + 1,)} | {w: labels for w, labels in enumerate(sequences) if labels}
     expected = {
         (tuple(label for w in line for label in inputs_of[w]), line)

@@ -17,8 +17,8 @@ from local.hvb.cut import choose_start
 from local.hvb.prepare import prepare, stamp
 from tests.local.test_librispeech import served
 from tests.local.test_swbd import TINY
+from tests.support.configurations import run_stages
 from tests.support.hvb_audio import write_audio
-from tests.support.run_stages import run_stages
 
 PHONES = {
     "hello": "HH AH L OW", "bank": "B AE NG K", "card": "K AA R D", "my": "M AY", "lost": "L AO S T",

@@ -18,8 +18,8 @@ from local.swbd.hub5 import count_references, report_counts
 from local.swbd.prepare import hold_out_calls, prepare, stamp
 from local.swbd.text import Dictionary, fisher_words, ms98_words
 from tests.local.test_librispeech import served
+from tests.support.configurations import run_stages
 from tests.support.ldc_discs import SPOKEN, write_discs
-from tests.support.run_stages import run_stages
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {

@@ -10,11 +10,7 @@ from typing import Self
 
 
 class Attack:
-    """Calls `attack` in a thread. The learners (tests/support/intruder_worker.py) end when it has returned.
-
-    Args:
-        out: directory of the run.
-    """
+    """Calls `attack` in a thread. The learners (tests/support/intruder_worker.py) end when it has returned."""
 
     def __init__(self, out: Path) -> None:
         self.out = out

@@ -77,7 +77,6 @@ KINDS = (
     "host killed", "power lost", "disk full", "disk error", "killed at a step",
 )  # fmt: skip
 NOTED_WHEN_THEY_ACT = ("disk full", "disk error", "killed at a step")  # which need somebody who writes
-MESSAGE_KINDS = ("message late", "message lost")
 EXPECTED = ("cannot be written", "the disk is full", "another start of this run", "has not answered")
 
 
@@ -90,9 +89,6 @@ class Scenario:
     """One run, through all its launches.
 
     Args:
-        name: name of the strategy.
-        seed: chooses the faults.
-        egs_dir: the examples.
         out: directory of the run, empty.
         faulty: there are faults.
         resizes: the command may be started again with another number of learners.
@@ -410,7 +406,6 @@ class SoakReport:
     """Outcome of the scenarios of one strategy.
 
     Attributes:
-        seeds: number of scenarios.
         faults: number of faults that took place, by kind.
         counts: numbers of scenarios, batches, deaths and so on, as COUNTS names them.
         mean: change of the held-out loss, mean of the scenarios.

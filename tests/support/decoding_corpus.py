@@ -24,6 +24,9 @@ from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.models.model_file import save_model
 from tests.support.manifest_corpus import RATE, write_corpus
 
+GRID = (LmScale(5.0), LmScale(10.0), LmScale(10.0, 0.5))
+OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), GRID, nbest=3)
+
 
 def write_system(root: Path) -> System:
     """Writes data, lang, lm, features, align and graph below `root`. The mixtures are random."""
@@ -54,8 +57,6 @@ def write_network(root: Path, num_pdfs: int, scale: float = 1.0) -> Path:
     """Writes the checkpoint of an untrained network for the system's pdfs and log-mel features.
 
     Args:
-        root: folder of the corpus.
-        num_pdfs: number of pdfs.
         scale: factor of the logits.
     """
     torch.manual_seed(1)
@@ -66,9 +67,3 @@ def write_network(root: Path, num_pdfs: int, scale: float = 1.0) -> Path:
     info = {"kind": "logmel", "chunk": 21, "pdf_counts": counts_P, "heldout_loss": 2.25}
     save_model(root / "best.pt", model, info)
     return root / "best.pt"
-
-
-GRID = (LmScale(5.0), LmScale(10.0), LmScale(10.0, 0.5))
-
-
-OPTIONS = DecodeOptions(SearchOptions(beam=10.0, lattice_beam=3.0), GRID, nbest=3)

@@ -15,11 +15,9 @@ from tests.support.kaldi_scp import load_scp
 from tests.support.synthetic_speech import Spoken, make_lang, speak, write_features
 
 SMALL = {"iterations": 4, "realign": (3,), "gaussians": 60, "increase_until": 3, "leaves": 20, "min_leaf_occupancy": 20}
-
-
+MONO = MonoOptions(iterations=10, realign=range(1, 11), gaussians=60, increase_until=5)
+TRI = TriOptions(iterations=4, realign=(3,), gaussians=80, increase_until=3, leaves=40, min_leaf_occupancy=20)
 LDA = LdaOptions(**SMALL, context=1, dim=10, mllt=(2, 3))  # type: ignore[arg-type]
-
-
 SAT = SatOptions(**SMALL, fmllr_passes=(2, 3), fmllr=FmllrOptions(min_frames=200))  # type: ignore[arg-type]
 
 
@@ -43,12 +41,6 @@ def train_systems(root: Path) -> tuple[Path, dict[str, Spoken]]:
         write_features(root / "features", spoken, subset)
     run(root, root / "align")
     return root, sets
-
-
-MONO = MonoOptions(iterations=10, realign=range(1, 11), gaussians=60, increase_until=5)
-
-
-TRI = TriOptions(iterations=4, realign=(3,), gaussians=80, increase_until=3, leaves=40, min_leaf_occupancy=20)
 
 
 def write_corpus(root: Path) -> tuple[Lang, dict[str, Spoken]]:

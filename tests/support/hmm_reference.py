@@ -107,9 +107,6 @@ def sentences_said(
 
     Args:
         sentences: cost of each sentence.
-        lang: lexicon and phones.
-        states: states of the system.
-        tree: decision tree of the system.
         frames: maximum length of a path.
         scale: self-loop scale.
     """

@@ -31,19 +31,15 @@ START_LIMIT = 60.0  # seconds
 
 @dataclass
 class Side:
-    """A user, the run, and what the other user saw of it.
+    """The run of a user, and what the other user saw of it.
 
     Attributes:
-        user: number of the user.
-        out: directory of the run.
         rows: (what the other tried, what it saw).
         ports: (hexadecimal address, port) on which the processes listened.
         abstract: Unix sockets of the processes without a file, which no mode protects.
         growth: the largest growth of a process' memory while it was attacked, in KiB.
-        status: exit status of the run.
     """
 
-    user: int
     out: Path
     rows: list[tuple[str, str]] = field(default_factory=list)
     ports: list[tuple[str, int]] = field(default_factory=list)
@@ -68,13 +64,12 @@ def duel(folder: Path, strategy: str) -> list[Side]:
 
     Args:
         folder: can be read by all users.
-        strategy: name of the strategy.
     """
     egs_dir = write_examples(folder / "egs", frames_U=(60,) * 12)
     sides, launchers = [], []
     for user in USERS:
         home = folder / str(user)
-        side = Side(user, home / "run")
+        side = Side(home / "run")
         for path in (home, side.out, home / "pids"):
             path.mkdir()
         make_key_file(home / "team.key")

@@ -53,17 +53,10 @@ def log_density(extractor: Extractor, gaussian_T: np.ndarray, x_TD: np.ndarray) 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Utterances sampled from an extractor.
-
-    Attributes:
-        x_UTD: frames.
-        gaussian_UT: Gaussian of each frame.
-        y_US: latent vectors.
-    """
+    """Utterances sampled from an extractor."""
 
     x_UTD: np.ndarray
     gaussian_UT: np.ndarray
-    y_US: np.ndarray
 
     def statistics(self, gaussians: int) -> tuple[Statistics, StatisticsTotals]:
         """Returns statistics by utterance and their totals, with the Gaussians known."""
@@ -84,7 +77,7 @@ def draw(extractor: Extractor, utterances: int, frames: int, seed: int) -> Drawn
     mean_UGD = np.einsum("gds,us->ugd", extractor.loadings_GDS.numpy(), y_US)
     root_GDD = np.linalg.cholesky(extractor.covariances_GDD.numpy())
     noise = np.einsum("utde,ute->utd", root_GDD[gaussian_UT], rng.standard_normal((utterances, frames, features)))
-    return Drawn(np.take_along_axis(mean_UGD, gaussian_UT[..., None], axis=1) + noise, gaussian_UT, y_US)
+    return Drawn(np.take_along_axis(mean_UGD, gaussian_UT[..., None], axis=1) + noise, gaussian_UT)
 
 
 def random_extractor(gaussians: int, features: int, dim: int, seed: int, offset: float = 10.0) -> Extractor:

@@ -17,12 +17,7 @@ def wait_for(ready: Callable[[], object]) -> None:
 
 
 class NamedPipes:
-    """Named pipes, the content of each being its name.
-
-    Args:
-        folder: where they are.
-        count: their number.
-    """
+    """Named pipes, the content of each being its name."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.paths = [folder / f"pipe{number}" for number in range(count)]
@@ -44,11 +39,6 @@ class NamedPipes:
             return len(self._held) >= count
 
         wait_for(found)
-
-    def forget_readers(self) -> None:
-        """Closes the pipes of readers that have ended."""
-        for path in list(self._held):
-            os.close(self._held.pop(path))
 
     def fill(self, *paths: Path) -> None:
         """Gives content to pipes, by default to all, as soon as they are read."""

@@ -14,8 +14,20 @@ import torch
 
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.worker_process import end_process
-from tests.support.parallax_cases import CASES
+from asr_am.parallax import Config
 from tests.support.toy_lm import BATCHES, make_batches, train
+
+CASES = {
+    "on": ("adam", Config(clip_norm=0.3, servers=2)),
+    "off": (
+        "adam",
+        Config(
+            clip_norm=0.3, hybrid=False, local_aggregation=False, after_aggregation=False, gather_on_servers=False,
+            servers=2,
+        ),
+    ),
+    "all-gather": ("adam", Config(clip_norm=0.3, path="all-gather")),
+}  # fmt: skip
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -152,7 +152,6 @@ def adpsgd(
     decentralised SGD of Lian et al. (NIPS 2017) with gradients of staleness 1.
 
     Args:
-        problem: the problem.
         turns: (epoch, batch, rate) of each gradient, by learner.
         make_rule: builds a learner's rule u_i.
         M: mixing matrix of each step, None for pairs of neighbours on alternating sides.

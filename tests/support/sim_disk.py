@@ -29,7 +29,6 @@ class Node:
     """A file, or a directory.
 
     Attributes:
-        is_dir: it is a directory.
         content: of a file.
         synced: content that is durable.
         entries: names in a directory.
@@ -86,7 +85,6 @@ class SimDisk:
 
     Args:
         root: the real directory, empty at first.
-        scheduler: the virtual clock.
         rng: chooses delays, and what is lost.
 
     Attributes:

@@ -141,8 +141,6 @@ def check_applied(problem: Problem, applied: Applied, results: dict[int, Learner
     """Checks that no server applied a batch twice.
 
     Args:
-        problem: the problem.
-        applied: what the servers applied.
         results: results of the learners that live.
         at_least_once: servers that never died must have applied every batch, except for the last one that each dead
             learner completed.
@@ -215,7 +213,6 @@ class SoakReport:
     Attributes:
         scenarios: number of scenarios in which a kind of fault was seen.
         failed: traceback of each failed scenario, by seed.
-        seconds: wall time.
     """
 
     scenarios: Counter[str] = field(default_factory=Counter)

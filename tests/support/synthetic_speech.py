@@ -41,8 +41,6 @@ class Spoken:
     """Utterances sampled from `gmms`.
 
     Attributes:
-        tree: monophone tree.
-        states: states and transition probabilities.
         gmms: one Gaussian per pdf.
         text: words by utterance id.
         frames: frames [T, D] by utterance id.
@@ -61,10 +59,7 @@ def speak(lang: Lang, utterances: int, seed: int = 0, dim: int = DIM, spread: fl
     """Samples random sentences with silence at both ends.
 
     Args:
-        lang: lexicon and phones.
         utterances: number of utterances, by two speakers in turn.
-        seed: random seed of the utterances.
-        dim: D.
         spread: standard deviation of the means of the unit-variance Gaussians.
     """
     rng = np.random.default_rng(seed)

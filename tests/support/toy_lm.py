@@ -206,9 +206,7 @@ class Trained:
     Attributes:
         weights: Weights after every `EVERY` steps.
         averages: Moving averages at the same steps.
-        losses: Mean loss of each step.
         counts: Bytes by kind, see `Runner.counts`.
-        sent: Bytes sent to each learner.
         plan: The placement plan as text.
     """
 

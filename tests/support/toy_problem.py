@@ -26,7 +26,6 @@ class Batch:
     """A batch, which counts as one example (`trainable.Batch`).
 
     Attributes:
-        epoch: its epoch.
         id: its number in the epoch.
         x_FX, y_FY: inputs and outputs.
     """
@@ -103,12 +102,9 @@ class Problem:
     """A training problem. By default the last round of an epoch is incomplete.
 
     Attributes:
-        learners: number of learners.
         batches: batches of an epoch, before joining.
-        epochs: number of epochs.
         rounds_per_segment: length of a segment, in rounds of one batch per learner.
         joined: number of batches to join into one.
-        options: options of the optimizer.
         lr: initial learning rate.
         schedule: how it falls.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.cluster_config import Cluster, Faults, Workload
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.hybrid import Hybrid
@@ -25,11 +25,7 @@ OPTIONS = TrainOptions(
     epochs=2, batch_size=8, model=BlstmOptions(1, 8, 6), schedule=Anneal(base=0.1), random_offset=True, threads=1,
     report_every=3, checkpoint_every=4, device="cpu",
 )  # fmt: skip
-
-
 WORKLOAD = Workload("test", seconds_per_batch={"cpu": 1.0})
-
-
 STRATEGIES: dict[str, StrategyFactory] = {"sync": Sync, "hybrid": Hybrid, "dpsgd": Dpsgd, "adpsgd": Adpsgd}
 
 
@@ -37,25 +33,15 @@ def cluster(**faults: object) -> Cluster:
     return Cluster(
         name="test", hosts=2, devices_per_host=2, device="cpu", nic_bandwidth=1e6, nic_latency=1e-3,
         host_bandwidth=1e7, host_latency=1e-4, all_reduce_efficiency=1.0, overlap_speed=0.5,
-        update_bandwidth=1e7, averaging_bandwidth=1e7, jitter=0.1,
-        faults=Cluster.build({**_PLAIN, "faults": faults}).faults,
+        update_bandwidth=1e7, averaging_bandwidth=1e7, jitter=0.1, faults=Faults.build(faults),
     )  # fmt: skip
-
-
-_PLAIN = {
-    "name": "plain", "hosts": 1, "devices_per_host": 1, "device": "cpu", "nic_bandwidth": 1.0, "nic_latency": 0.0,
-    "host_bandwidth": 1.0, "host_latency": 0.0, "all_reduce_efficiency": 1.0,
-    "overlap_speed": 1.0, "update_bandwidth": 1.0, "averaging_bandwidth": 1.0,
-}  # fmt: skip
 
 
 def virtually(
     egs_dir: Path, out: Path, strategy: StrategyFactory, options: TrainOptions = OPTIONS, **faults: object
 ) -> dict[str, Any]:
     """Trains with four learners. Returns the summary."""
-    train_virtually(
-        egs_dir, out, options, learners=4, cluster=cluster(**faults), workload=WORKLOAD, strategy=strategy
-    )  # fmt: skip
+    train_virtually(egs_dir, out, options, learners=4, cluster=cluster(**faults), workload=WORKLOAD, strategy=strategy)
     return json.loads((out / "summary.json").read_text())
 
 

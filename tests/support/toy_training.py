@@ -95,7 +95,6 @@ class LearnerResult:
     """Results of one learner.
 
     Attributes:
-        strategy: its strategy.
         computed: (epoch, batch, rate) of each gradient, in order.
         consensus: consensus weights [N] after each segment.
         totals: sums over all learners of each segment.
@@ -133,8 +132,6 @@ class ToyRun:
     """What `Trainer` asks of a run (`trainable.Trainable`). Its learners share it, and each calls `run_learner`.
 
     Args:
-        problem: the problem.
-        make_strategy: builds a learner's strategy.
         checkpoints: where learners save. Default: none yet.
         start: returns a learner's initial weights [N] by rank, None for the same on all. Only for `Adpsgd`.
         wrap: wraps the gradient closure of a strategy, after simulated time was added.
@@ -206,11 +203,7 @@ def summed_loss(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
 
 
 class ToyTrainer(Trainer):
-    """The training loop, which keeps what each segment ends with.
-
-    Attributes:
-        result: results so far.
-    """
+    """The training loop, which keeps what each segment ends with."""
 
     def __init__(self, run: ToyRun, team: Team) -> None:
         super().__init__(run, team)
@@ -267,13 +260,9 @@ def train(
     """Trains on a virtual cluster.
 
     Args:
-        problem: the problem, with its number of learners.
-        make_strategy: builds a learner's strategy.
-        seed: of the virtual cluster.
         cluster: hardware and faults, None for `hardware()`.
         servers: number of dedicated server ranks after the learners.
         limit: longest time of the run, in virtual seconds.
-        wire: type in which weights and gradients travel.
         options: further arguments of `ToyRun`.
 
     Returns:

@@ -43,10 +43,6 @@ def die_in(kind: type, method: str, number: int, how: str = "kill") -> None:
     setattr(kind, method, fatal)
 
 
-def die_in_gradient(number: int, how: str = "kill") -> None:
-    die_in(ModelState, "backward", number, how)
-
-
 def be_impatient() -> None:
     """Shortens the times after which a learner that is stopped or hangs is noticed."""
     control_client.HEARTBEAT_TIMEOUT = IMPATIENT
@@ -59,6 +55,6 @@ if __name__ == "__main__":
         be_impatient()
     team = connect()
     if team.rank == int(fails) and team.incarnation == 0:
-        die_in_gradient(5, how)
+        die_in(ModelState, "backward", 5, how)
     train(Path(egs_dir), Path(out), OPTIONS, strategy=STRATEGIES[strategy], team=team)
     end_process()

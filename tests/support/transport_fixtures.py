@@ -90,8 +90,5 @@ class UnauthenticatedClient:
         with suppress(zmq.Again):  # the other side has refused the connection already
             self._socket.send_multipart([encode(f) if isinstance(f, WireHeader) else f for f in frames])
 
-    def hears(self, milliseconds: int) -> bool:
-        return bool(self._socket.poll(milliseconds))
-
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -39,9 +39,7 @@ class ParameterServerStrategy(Strategy):
     """A strategy with parameter servers. Subclasses define `step` and the kind of server.
 
     Args:
-        params: flat weights and gradient.
         optimizer: the update rule. Servers apply it to their shards.
-        team: this learner's end of the team.
         servers: number of servers, each beside a learner. None: one on each host.
         timeout: seconds without an answer after which a worker asks again.
         apart: the servers are dedicated ranks, the last of the team, which compute no gradients.
@@ -88,7 +86,6 @@ class ParameterServerStrategy(Strategy):
         """Pushes the gradient of a batch to the servers.
 
         Args:
-            step_result: the batch.
             t: step or version of each shard that the gradient was taken at.
             skip: shards that are not pushed.
         """

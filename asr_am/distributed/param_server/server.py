@@ -45,11 +45,7 @@ class ServerContext:
     """The team around a server.
 
     Attributes:
-        team: the end of the server's rank.
-        shards: the partition of the weights.
         workers: all ranks that compute gradients.
-        metrics: counts of the strategy.
-        staleness: staleness counts of the strategy.
         deliver_local: called as f(shard, t, w_i, acknowledged, slowest) in place of a message to the worker of the
             same rank.
     """
@@ -66,10 +62,8 @@ class ParameterServer(ABC):
     """Server i.
 
     Args:
-        context: the team.
         index: i.
         w: all weights [N]. The server copies its shard.
-        options: the update rule.
 
     Attributes:
         w: its shard of the weights [n].
@@ -169,7 +163,6 @@ class ParameterServer(ABC):
         """Handles a worker's announcement that it is drained.
 
         Args:
-            worker: the worker.
             t: it has pushed all steps before t.
             drain_count: number of the drain that it waits for. Announcements of an earlier one are ignored.
         """

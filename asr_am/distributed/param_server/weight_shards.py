@@ -97,7 +97,6 @@ def place_servers(
     """Chooses the ranks of the servers.
 
     Args:
-        hosts: number of the host of each rank.
         servers: number of servers, spread over all ranks. None: the first rank of each host.
         dedicated: the servers are the last ranks, which do nothing else (`strategy.apart`).
         ranks: the ranks that are there, None for all. Without the others there may be fewer servers.
@@ -132,13 +131,9 @@ class Push:
     """A worker's gradient for one shard.
 
     Attributes:
-        worker: rank of the worker.
         t: step or version of the weights that the gradient was taken at.
         g: gradient [n] of the batch's mean loss over its frames.
-        frames: frames of the batch.
         lr: learning rate that the worker's schedule asks for.
-        batch: number of the batch in the epoch.
-        digest: identity of the batch's examples.
         id: identity of the push, the same when it is resent.
     """
 

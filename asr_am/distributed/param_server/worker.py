@@ -34,9 +34,6 @@ class Worker:
     """One rank's worker.
 
     Args:
-        team: this rank's end of the team.
-        shards: the partition of the weights.
-        params: flat weights and gradient of the model.
         timeout: seconds without an answer after which the worker asks again.
         fault_tolerant: wait for a dead server's replacement, instead of raising LearnerLost.
 
@@ -92,10 +89,6 @@ class Worker:
         Args:
             segment: number of drains before it.
             t: step or version of each shard that the gradient was taken at.
-            frames: frames of the batch.
-            lr: learning rate.
-            batch: number of the batch in the epoch.
-            digest: identity of its examples.
             skip: shards that are not pushed.
         """
         self._g[: len(self._params)].copy_(self._params.g)
@@ -190,11 +183,7 @@ class Worker:
             self._shard_arrived.wait(left)
 
     def apply_arrived(self, least: int = 0) -> int:
-        """Copies the shards that arrived into `params.w`, and drops those of a version below `least`.
-
-        Returns:
-            The number of dropped shards.
-        """
+        """Copies the shards that arrived into `params.w`. Returns how many of a version below `least` it dropped."""
         with self._lock:
             arrived, self._arrived = self._arrived, {}
             for shard, (t, w) in arrived.items():
@@ -208,9 +197,6 @@ class Worker:
         """Keeps a shard that arrived, unless a newer version is here.
 
         Args:
-            shard: the shard.
-            t: its version.
-            w: its weights [n].
             acknowledged: newest push of this worker that the server has applied or dropped.
             slowest: steps of the slowest other worker.
         """

@@ -37,7 +37,6 @@ def connect(
     """Connects this process to its team. The environment selects torch.distributed or the supervisor.
 
     Args:
-        faults: faults to inject.
         workload: model whose computing time is emulated.
         device: device whose figures of the workload are used.
         timeout: seconds in which all learners must connect.

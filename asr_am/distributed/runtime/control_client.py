@@ -25,9 +25,7 @@ class Requests:
     """Requests with answers, notifications and events, whatever carries them. Subclasses define `_send`.
 
     Args:
-        wait_monitor: wakes the learner's tasks.
         on_event: called in the communication thread with each event, in the order in which they were sent.
-        address: address of the supervisor, for messages.
     """
 
     def __init__(self, wait_monitor: WaitMonitor, on_event: OnEvent, address: str) -> None:
@@ -42,7 +40,6 @@ class Requests:
         """Sends a request, and waits for the answer.
 
         Args:
-            op: name of the request.
             timeout: seconds, None to wait forever.
             fields: arguments of the request, as JSON values.
 
@@ -78,10 +75,8 @@ class ControlClient(Requests):
     """Connection to the supervisor.
 
     Args:
-        event_loop: the communication thread.
         address: address of the supervisor, tcp://host:port or ipc://path.
         wait_monitor, on_event: as of `Requests`.
-        key: secret for encryption, or None.
     """
 
     def __init__(

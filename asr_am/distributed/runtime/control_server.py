@@ -43,8 +43,6 @@ class ControlServer:
 
         Args:
             address: host:port, or None.
-            key: secret for encryption, or None for plain connections.
-            private_dir: directory for the socket, or None.
 
         Raises:
             InputError: the address cannot be bound.

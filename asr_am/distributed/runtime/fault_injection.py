@@ -68,8 +68,6 @@ class ComputeEmulator:
         faults: which learners are slow.
         workload: the model whose time is emulated, if it says so.
         device: device whose figures of the workload are used.
-        rank: rank of this learner.
-        comm_stats: statistics of this learner.
         synchronize: waits until the device has computed what it was given. Times would be those of the launch else.
 
     Attributes:

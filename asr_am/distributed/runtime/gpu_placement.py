@@ -14,7 +14,6 @@ def place(local_rank: int, gpus: int, share: bool) -> int:
     """Returns the number of a learner's GPU: the learners of a host take its GPUs in turn.
 
     Args:
-        local_rank: number of the learner on its host.
         gpus: GPUs of the host, at least one.
         share: several learners may be on one GPU.
 

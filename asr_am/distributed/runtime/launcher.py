@@ -89,29 +89,19 @@ def launch(
 ) -> None:  # fmt: skip
     """Runs a team of processes, each of which calls `connect`, until all have ended.
 
-    On several hosts, call it on each of them with the same arguments except for `node_rank`.
+    On several hosts, call it on each of them with the same arguments except for `node_rank`. Arguments that are not
+    given here are described at `LaunchSpec`.
 
     Args:
-        command: command line of a learner.
-        learners: number of learners on each host.
         synchronous: after a death all learners are started again. They continue from their last checkpoint. Otherwise
             the others go on, and the dead learner is restarted.
-        nodes: number of hosts.
-        node_rank: index of this host.
-        address: host:port of host 0. Needed with several hosts.
-        restart_after: seconds between a death and the restart, for each death before it within an hour.
-        max_restarts: number of restarts within an hour, of one learner or of a synchronous team.
-        grace: seconds in which learners that are asked to end must have done so.
         signals: some of TERM, USR1 and USR2. After one of them to this process the learners get SIGUSR1: they save a
             checkpoint and end (`preemption`). Without TERM, it ends all at once.
-        timeout: seconds in which all hosts must connect.
         key_file: file with the run's secret, the same on all hosts (see security.py). It protects messages and the
             control plane, not torch's collectives.
         encrypt: encrypt connections. None encrypts unless the team is on one host and has no `address`: its sockets are
             then in a directory that no other user can enter. Several hosts need a key file.
-        faults: injected faults, for the restart times of injected crashes.
         env: variables to add to the learners' environment.
-        inherited_files: descriptors that the learners keep open, such as that of a lock.
         fork: a process on each host imports the program, and forks the learners, so that a dead one is replaced at
             once. For commands as of `fork_server.ForkServer`.
 

@@ -120,9 +120,7 @@ class SharedPool:
     """A sender's segments. Thread-safe.
 
     Args:
-        rank: rank of this learner.
         neighbours: ranks of the other learners of this host.
-        address: address of this learner's transport.
     """
 
     def __init__(self, rank: int, neighbours: Collection[int], address: str) -> None:

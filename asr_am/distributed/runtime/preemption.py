@@ -33,14 +33,7 @@ def signal_numbers(names: Sequence[str]) -> list[int]:
 
 @contextmanager
 def noting(names: Sequence[str]) -> Iterator[None]:
-    """Notes these signals, which would end this process otherwise. Only in the main thread.
-
-    Args:
-        names: some of `SIGNALS`.
-
-    Raises:
-        InputError: another name.
-    """
+    """Notes these signals, some of `SIGNALS`, which would end this process otherwise. Only in the main thread."""
     numbers = signal_numbers(names)
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -43,7 +43,6 @@ class Rendezvous:
     """Connects to the store of a run.
 
     Args:
-        env: environment of this process.
         timeout: seconds in which all learners must connect.
 
     Attributes:
@@ -98,10 +97,6 @@ class Rendezvous:
 
     def exchange(self, address: str, gpu: str | None) -> dict[int, PeerInfo]:
         """Returns what each learner has told the others, by rank.
-
-        Args:
-            address: address of this learner's transport.
-            gpu: name of its GPU.
 
         Raises:
             InputError: learners are missing, have different WORLD_SIZE, or share a rank.

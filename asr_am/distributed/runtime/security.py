@@ -56,7 +56,6 @@ def choose_key(key_file: str | None, encrypt: bool | None, *, private: bool, one
     """Returns the secret of a run, or None if connections are not encrypted.
 
     Args:
-        key_file: file with the secret, or None.
         encrypt: encrypt connections. None encrypts all except those in a private directory.
         private: all connections are sockets in a directory that no other user can enter.
         one_start: all processes are started by this one, which can give them a new secret without a file.
@@ -127,7 +126,6 @@ def open_socket(
     fails. Each connection has session keys of its own and numbers its messages, so replayed ones are rejected.
 
     Args:
-        context: ZeroMQ context.
         kind: zmq.ROUTER for sockets to bind, zmq.DEALER for sockets to connect.
         key: the run's secret, 40 characters of Z85, or None.
         heartbeats: close connections whose other end does not answer. Those with heartbeats of their own stay open, so
@@ -214,7 +212,6 @@ class ConnectionMonitor:
     client that disconnects during the handshake was not rejected.
 
     Args:
-        zmq_socket: the socket to monitor.
         name: owner of the socket, for messages.
         on_reject: called at each rejection.
 

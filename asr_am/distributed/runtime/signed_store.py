@@ -20,12 +20,7 @@ SIZE = 32  # bytes of a signature
 
 
 class SignedStore(Store):
-    """Signs what this process writes and checks what it reads.
-
-    Args:
-        store: the store without signatures.
-        key: the run's secret.
-    """
+    """Signs what this process writes and checks what it reads."""
 
     def __init__(self, store: Store, key: str) -> None:
         super().__init__()

@@ -16,9 +16,6 @@ def slurm_environment(variables: Mapping[str, str]) -> dict[str, str]:
     Variables that are set already are left out, so MASTER_ADDR and MASTER_PORT may be given. Outside of `srun`, and
     where torchrun has set RANK, nothing is returned.
 
-    Args:
-        variables: the environment.
-
     Raises:
         InputError: the hosts have different numbers of tasks, or a list of hosts cannot be read.
     """

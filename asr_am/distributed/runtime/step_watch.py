@@ -22,13 +22,7 @@ FIRST_BATCHES = 5
 
 
 class StepWatch:
-    """Watches the batches of one learner. Waiting for other learners does not count.
-
-    Args:
-        rank: rank of the learner, for the message.
-        wait_monitor: knows whether the training task waits for others.
-        event_loop: thread that watches.
-    """
+    """Watches the batches of one learner. Waiting for other learners does not count."""
 
     def __init__(self, rank: int, wait_monitor: WaitMonitor, event_loop: EventLoop) -> None:
         self._rank, self._wait_monitor, self._event_loop = rank, wait_monitor, event_loop

@@ -23,11 +23,7 @@ SHUTDOWN_TIMEOUT = 5.0  # seconds for communication tasks to end
 
 
 class Backend(Protocol):
-    """Collectives and control plane: `TorchBackend`, `MpiBackend` or `CoordinatedBackend`.
-
-    Attributes:
-        world: the group of all learners.
-    """
+    """Collectives and control plane: `TorchBackend`, `MpiBackend` or `CoordinatedBackend`."""
 
     @property
     def world(self) -> Group: ...
@@ -53,13 +49,7 @@ class ProcessTeam:
         launch: identity of the run, given by its launcher.
         incarnation: number of restarts of this learner.
         hosts: index of the host of each rank.
-        comm_stats: statistics of this learner.
-        membership: state of the other learners.
-        wait_monitor: wakes the learner's tasks.
-        event_loop: the communication thread.
-        transport: point-to-point messages.
         backend: collectives and control plane.
-        compute_emulator: stretches computing time.
         wire: type in which weights and gradients travel.
     """
 

@@ -37,11 +37,8 @@ class TorchGroup:
     """The `Group` of this process in one torch process group.
 
     Args:
-        group: the process group.
         ranks: ranks of its members in the team.
         rank: rank of this process in the group.
-        comm_stats: counts bytes sent.
-        complete: waits for a collective.
         through_cpu: send copies on the CPU.
         wire: type in which float32 tensors are sent.
     """
@@ -148,10 +145,8 @@ class RoundedMeanWork:
     This member adds its part of all members' tensors in the order of ranks, and sends the mean to all in `wait`.
 
     Args:
-        exchange: the exchange of parts.
         received: this member's part of each member's tensor, [members, n].
         x: float32 [N] that becomes the mean.
-        gather: gathers the means of all parts.
     """
 
     def __init__(
@@ -195,17 +190,10 @@ class TorchBackend:
     """Collectives and control plane by torch.distributed. All learners create it at the same time.
 
     Args:
-        store: the rendezvous store.
-        membership: state of the other learners.
-        wait_monitor: wakes the learner's tasks.
-        comm_stats: statistics of this learner.
         address: IPv4 address of this host, which selects the network interface.
         gpu_collectives: what carries the collectives of tensors on GPUs, see `gpu_placement`.
         supervised: a launcher of this package has started the learners, and starts them again.
         wire: type in which weights and gradients are sent.
-
-    Attributes:
-        world: the group of all learners.
     """
 
     def __init__(

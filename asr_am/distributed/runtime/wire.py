@@ -57,16 +57,12 @@ class WireHeader:
     """Header of a frame.
 
     Attributes:
-        kind: kind of the frame.
         run: identity of the run, 16 bytes.
         source: rank of the sender of this frame.
-        incarnation: incarnation of the sender.
         clock: clock of the message, or as described for `Kind`.
-        tag: tag of the message.
         seq: number of the message at its sender, from 1.
         conn_epoch: number of the connection, which grows each time a connection is made again.
         offset: position of the chunk in the message, in words.
-        lengths: lengths of the message's tensors.
         exact: bits of those that are int32.
         dtype: type of the others.
     """

@@ -31,8 +31,6 @@ class WorkerEnv:
     """Environment of one learner, set by `worker_environment`, torchrun or Slurm.
 
     Attributes:
-        rank: rank in the team.
-        size: number of learners.
         local_rank: rank on this host.
         local_size: number of learners on each host.
         incarnation: number of restarts of this learner.
@@ -117,14 +115,7 @@ def _read_int(variables: Mapping[str, str], name: str, *, default: str = "", low
 
 
 def set_parent_death_signal(launcher: int) -> None:
-    """Asks the kernel to kill this process with its parent, if that is the launcher (Linux).
-
-    Args:
-        launcher: process id of the launcher.
-
-    Raises:
-        InputError: the launcher has ended already.
-    """
+    """Has this process killed with its parent, if that is the launcher (Linux). Raises InputError if it has ended."""
     if os.getppid() == launcher:
         signal_on_parent_death(signal.SIGKILL)
     if not _is_ancestor(launcher):  # after the call: the launcher may end at any moment
@@ -148,12 +139,7 @@ NON_EPHEMERAL_PORTS = range(20000, 32000)  # Linux gives connections ports from 
 
 @dataclass(frozen=True)
 class RendezvousInfo:
-    """Addresses of a run.
-
-    Attributes:
-        supervisor: address of the supervisor, tcp://host:port or ipc://path. None for synchronous teams.
-        master: host and port of torch's store. None for asynchronous teams and those with a private directory.
-    """
+    """Addresses of a run, see `WorkerEnv`."""
 
     supervisor: str | None = None
     master: tuple[str, int] | None = None
@@ -162,15 +148,7 @@ class RendezvousInfo:
 def worker_environment(
     spec: LaunchSpec, rendezvous: RendezvousInfo, rank: int, incarnation: int, run: str
 ) -> dict[str, str]:
-    """Returns the environment of one learner: the variables of torchrun, and those of `WorkerEnv`.
-
-    Args:
-        spec: the team.
-        rendezvous: addresses of the run.
-        rank: rank of the learner.
-        incarnation: number of its restarts.
-        run: identity of the team.
-    """
+    """Returns the environment of one learner: the variables of torchrun, and those of `WorkerEnv`."""
     environment = {key: value for key, value in os.environ.items() if key not in STALE_ENV}
     environment.setdefault("OMP_NUM_THREADS", "1")  # several threads on contended cores are far slower than one
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silences torch's warnings until the store is up
@@ -217,8 +195,6 @@ class WorkerProcesses:
     """Worker processes on this host.
 
     Args:
-        spec: the team.
-        rendezvous: addresses of the run.
         fork_server: forks them. None: each is started as a program.
     """
 

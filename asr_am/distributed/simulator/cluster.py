@@ -123,10 +123,6 @@ class SimCluster:
         """Builds the cluster.
 
         Args:
-            hardware: the cluster to simulate.
-            workload: the model to simulate.
-            learners: number of learners.
-            seed: seed of all random streams.
             model_elements: number of elements of the model that is trained. Needed if the workload has a size in bytes:
                 messages are then timed as if the model had that size.
             scheduler: the virtual clock, if several launches share it.
@@ -210,7 +206,6 @@ class SimCluster:
         """Starts the supervisor, and the agents on other hosts. Returns the supervisor's task.
 
         Args:
-            main: the training task of one incarnation of a learner.
             synchronous: a death starts the team again. A coordinator that answers at once then stands for the barriers
                 of torch.distributed.
         """

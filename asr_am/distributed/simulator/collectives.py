@@ -26,13 +26,10 @@ class Collective:
 
     Attributes:
         number: number of the collective in the group, counted from 0.
-        kind: name of the operation.
         lengths: length of each member's tensor. All members must give the same.
         end: called when its transfer begins. Returns the time at which it is complete.
         finish: computes the result from all tensors. May change them in place.
         tensors: tensors of the members that have started it, by rank in the group.
-        result: what `finish` returned.
-        complete: the result is there.
     """
 
     number: int
@@ -49,9 +46,6 @@ class Collectives:
     """Collectives of the team and of all its groups. No collective completes any more once a learner is lost.
 
     Args:
-        scheduler: the virtual clock.
-        learners: state of each learner, by rank.
-        network: model of transfer times.
         overlap_speed: relative speed of computing during a learner's own transfer.
     """
 
@@ -103,24 +97,16 @@ class Collectives:
         """Notes that a transfer of these members begins (+1) or ends (-1)."""
         if self.lost is None:
             for member in members:
-                self._add_transfers(member.rank, change)
-
-    def _add_transfers(self, rank: int, change: int) -> None:
-        self._transfers[rank] += change
-        self._speed_changed[rank].wake()
+                self._transfers[member.rank] += change
+                self._speed_changed[member.rank].wake()
 
 
 class CollectiveGroup:
-    """Collectives of one group, transferred one after the other, each from when its last member starts it.
-
-    Args:
-        collectives: state shared by all groups.
-        members: learners of the group.
-    """
+    """Collectives of one group, transferred one after the other, each from when its last member starts it."""
 
     def __init__(self, collectives: Collectives, members: Sequence[SimLearner]) -> None:
-        self._all, self.members = collectives, members
-        self._hosts = [member.host for member in members]
+        self._all, self.members, self.network = collectives, members, collectives.network
+        self.hosts = [member.host for member in members]
         self._started = [0] * len(members)
         self._pending: dict[int, Collective] = {}
         self._ready: deque[Collective] = deque()  # started by all members. The first is transferred
@@ -133,11 +119,8 @@ class CollectiveGroup:
 
         Args:
             rank: rank in the group.
-            kind: name of the operation.
             x: the member's tensor [N].
-            lengths: length of each member's tensor.
             end: called when the transfer begins. Returns the time at which it ends.
-            finish: computes the result from all tensors.
 
         Raises:
             LearnerLost: a learner was lost.
@@ -165,22 +148,11 @@ class CollectiveGroup:
 
     def wait(self, collective: Collective) -> None:
         self._all.changed.wait_for(
-            lambda: collective.complete or self._all.lost is not None,
+            lambda: self.done(collective),
             f"{collective.kind} {collective.number}, started by {len(collective.tensors)} of {len(self.members)}",
         )
         if not collective.complete:
             self._all.check()
-
-    # end times of transfers of `count` bytes that begin now
-
-    def all_reduce_end(self, count: float) -> float:
-        return self._all.network.all_reduce(self._hosts, count)
-
-    def broadcast_end(self, count: float) -> float:
-        return self._all.network.broadcast(self._hosts, count)
-
-    def all_gather_end(self, counts: Sequence[float]) -> float:
-        return self._all.network.exchange(self._hosts, counts)
 
     def _transfer(self, collective: Collective) -> None:
         self._all.transfer(self.members, 1)
@@ -238,7 +210,6 @@ class SimGroup:
     """The `Group` of one member of a collective group.
 
     Args:
-        group: the group.
         rank: rank in the group.
         modelled: maps bytes of the trained model to bytes of the workload.
         wire: type in which float32 tensors are sent.
@@ -254,8 +225,9 @@ class SimGroup:
         nbytes, itemsize = self._nbytes(x), self._wire.itemsize
         count = self._modelled(nbytes) if modelled is None else modelled * itemsize
         self._count(self.rank + 1, ring_share(self.size) * nbytes, ring_share(self.size) * count)
-        end, finish = partial(self._group.all_reduce_end, count), partial(replace_by_mean, wire=self._wire)
-        return SimWork(self._group, self._start("all-reduce", x, [len(x)] * self.size, end, finish))
+        end = partial(self._group.network.all_reduce, self._group.hosts, count)
+        finish = partial(replace_by_mean, wire=self._wire)
+        return SimWork(self._group, self._group.start(self.rank, "all-reduce", x, [len(x)] * self.size, end, finish))
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> SimGather:
         sizes = [len(x)] * self.size if lengths is None else lengths
@@ -263,9 +235,10 @@ class SimGroup:
         counts = [scale(size * travels_as(x, self._wire).itemsize) for size in sizes]
         for other in range(1, self.size):
             self._count(self.rank + other, self._nbytes(x), counts[self.rank])
-        end = partial(self._group.all_gather_end, counts)
+        end = partial(self._group.network.exchange, self._group.hosts, counts)
+        sent = rounded(x.clone(), self._wire)
         return SimGather(
-            self._group, self._start("all-gather", rounded(x.clone(), self._wire), sizes, end, lambda tensors: tensors)
+            self._group, self._group.start(self.rank, "all-gather", sent, sizes, end, lambda tensors: tensors)
         )
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
@@ -277,14 +250,9 @@ class SimGroup:
 
         if (self.rank + 1) % self.size != source:  # the last of the chain sends nothing
             self._count(self.rank + 1, self._nbytes(x))
-        end = partial(self._group.broadcast_end, self._modelled(self._nbytes(x)))
-        self._group.wait(self._start(f"broadcast from {source}", x, [len(x)] * self.size, end, copy))
-
-    def _start(
-        self, kind: str, x: Tensor, lengths: Sequence[int], end: Callable[[], float],
-        finish: Callable[[list[Tensor]], list[Tensor]],
-    ) -> Collective:  # fmt: skip
-        return self._group.start(self.rank, kind, x, lengths, end, finish)
+        end = partial(self._group.network.broadcast, self._group.hosts, self._modelled(self._nbytes(x)))
+        started = self._group.start(self.rank, f"broadcast from {source}", x, [len(x)] * self.size, end, copy)
+        self._group.wait(started)
 
     def _nbytes(self, x: Tensor) -> int:
         return len(x) * travels_as(x, self._wire).itemsize

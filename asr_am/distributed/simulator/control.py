@@ -30,8 +30,6 @@ class SimConnection:
     """One connection to the supervisor.
 
     Args:
-        scheduler: the virtual clock.
-        name: identity of the connection.
         host: the host at its other end.
         receive: called with each message of the supervisor.
         on_loss: called when the supervisor has gone.
@@ -56,12 +54,10 @@ class SimServer:
     """The supervisor's end (`supervisor.Server`).
 
     Args:
-        scheduler: the virtual clock.
         delay: see `Delay`. None: `handle` serves requests at once.
 
     Attributes:
         handle: serves a message (`Supervisor.handle`).
-        rejected: number of refused messages.
     """
 
     def __init__(self, scheduler: Scheduler, delay: Delay | None) -> None:
@@ -136,11 +132,6 @@ class SimControlClient:
     """A learner's end (`coordinated_backend.ControlClient`).
 
     Args:
-        scheduler: the virtual clock.
-        server: the supervisor's end.
-        name: identity of the connection.
-        host: host of the learner.
-        on_event: called with each event.
         on_loss: called when the supervisor has gone, or rejects a notification.
     """
 

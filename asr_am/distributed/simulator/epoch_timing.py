@@ -51,12 +51,6 @@ def time_epoch(
     """Simulates an epoch of equal batches, and checks that each was done exactly once.
 
     Args:
-        strategy: makes the strategy of one learner.
-        hardware: the cluster to simulate.
-        workload: the model to simulate.
-        learners: number of learners.
-        batches: number of batches in the epoch.
-        seed: seed of the cluster's random streams.
         elements: number of weights. More are needed if the strategy splits them into shards with metadata.
         density: share of each gradient's elements that are above any threshold.
         wire: type in which weights and gradients travel.

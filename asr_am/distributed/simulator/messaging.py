@@ -29,9 +29,6 @@ class LinkChannel:
     """Messages of one tag from one incarnation of a learner to one incarnation of another.
 
     Attributes:
-        source: rank of the sender.
-        to: rank of the receiver.
-        tag: tag of the messages.
         incarnations: incarnations of the sender and the receiver.
         busy: a message is in flight, or has arrived and was not received.
         next: the message that is sent after it.
@@ -77,11 +74,7 @@ class SimMessaging:
     At most one message per tag and pair of learners is in flight, and at most one more waits for it.
 
     Args:
-        scheduler: the virtual clock.
-        learners: state of each learner, by rank.
-        network: model of transfer times.
         modelled: maps bytes of the trained model to bytes of the workload.
-        faults: shares of late and lost messages.
         streams: random stream of each learner's faults.
         wire: type in which float32 tensors are sent.
     """

@@ -85,12 +85,7 @@ class Transfer:
 
 
 class SimNetwork:
-    """The NICs of a cluster, and each host's memory and device bus.
-
-    Args:
-        hardware: the cluster.
-        scheduler: the virtual clock.
-    """
+    """The NICs of a cluster, and each host's memory and device bus."""
 
     def __init__(self, hardware: Cluster, scheduler: Scheduler) -> None:
         self._hardware, self._scheduler = hardware, scheduler

@@ -87,10 +87,8 @@ class SimTask:
     """A task on the virtual clock.
 
     Attributes:
-        name: name for messages.
         waited: called with the seconds that the task spent waiting for others.
         on_end: called when the task has ended.
-        finished: the task has ended.
         killed: the task was ended by `Scheduler.kill`.
         process: the process it belongs to, None if that is never stopped.
         result: what its function returned.

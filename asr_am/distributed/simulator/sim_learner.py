@@ -18,11 +18,8 @@ class SimLearner(SimProcess):
     """One virtual learner.
 
     Attributes:
-        rank: rank in the team.
-        host: index of the host that it runs on.
         membership: the other learners, as it knows them.
         comm_stats: statistics over all its incarnations.
-        incarnation: number of its restarts.
         run: identity of its team. Teams of another identity reject its messages.
         alive: its training task is running.
         tasks: the training task, then the tasks it has spawned.

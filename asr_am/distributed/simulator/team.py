@@ -46,14 +46,7 @@ class SimContext(Protocol):
 
 
 class SimTeam:
-    """The `Team` of one incarnation of a virtual learner.
-
-    Args:
-        cluster: the parts of the virtual cluster.
-        learner: state of the learner.
-        control: its connection to the supervisor.
-        launch: identity of the team.
-    """
+    """The `Team` of one incarnation of a virtual learner."""
 
     clock: Literal["wall", "virtual"] = "virtual"
 
@@ -70,11 +63,7 @@ class SimTeam:
         self._splits = 0
 
     def connect(self, hello: Mapping[str, Any], timeout: float) -> None:
-        """Registers with the supervisor, and waits for the others.
-
-        Raises:
-            InputError: not all have connected in time.
-        """
+        """Registers with the supervisor. Raises InputError if not all others have connected in time."""
         self._control.notify("hello", **hello)
         self.spawn(self._send_heartbeats, "heartbeats")
         deadline = self.now() + timeout

@@ -28,7 +28,6 @@ class Estimator:
 
     Attributes:
         ubm: gives the posteriors.
-        extractor: the model.
         scale: scale on posteriors (Kaldi's posterior-scale).
         max_count: see `Extractor.ivectors`.
         period: frames per segment.

@@ -42,11 +42,7 @@ def make_ivectors(
 
     Args:
         features_dir: output of stage features, with MFCCs.
-        out: output folder.
-        options: sizes and training.
-        sets: sets to write i-vectors of.
         jobs: worker processes. One is used where the device is a GPU.
-        device: cpu or cuda.
 
     Raises:
         InputError: there is too little speech for the sizes, or `options.online` names an unknown set.
@@ -93,11 +89,7 @@ def write_ivectors(
     """Writes the archives of one set, which exist in part if a run was killed, and their common index.
 
     Args:
-        speakers: utterances of each speaker.
-        subset: name of the set.
-        out: output folder.
         work: writes the archive of a group of speakers, with its index, under the name it is given.
-        jobs: worker processes.
     """
     groups: list[Group] = [[]]
     for speaker, utterances in speakers.items():
@@ -141,9 +133,6 @@ def speaker_ivectors(
 
     Args:
         models: folder written by `make_ivectors`.
-        features_dir: features of the new set.
-        subset: name of the new set.
-        out: output folder.
         estimator: the loaded models. If None, they are loaded from `models`.
     """
     options, estimate = load_options(models), estimator or load_estimator(models)

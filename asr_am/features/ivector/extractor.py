@@ -30,7 +30,6 @@ class Posterior:
     """Posteriors of B latent vectors.
 
     Attributes:
-        mean_BS: means.
         factor_BSS: lower Cholesky factors of the precisions.
         linear_BS: precision times mean.
     """

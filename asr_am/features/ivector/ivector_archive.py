@@ -58,16 +58,7 @@ class IvectorReader:
     """The i-vectors of one set. Holds no open file."""
 
     def __init__(self, folder: Path, subset: str, speaker: Callable[[str], str]) -> None:
-        """Opens the index.
-
-        Args:
-            folder: folder of ivectors.json.
-            subset: name of the set.
-            speaker: returns the speaker of an utterance.
-
-        Raises:
-            InputError: a file is missing or damaged.
-        """
+        """Opens the index. Raises InputError if a file is missing or damaged."""
         info = IvectorInfo.load(folder)
         if subset not in info.keys:
             raise InputError(f"{folder / INFO}: has no set {subset!r}, only {sorted(info.keys)}; {REMEDY}")

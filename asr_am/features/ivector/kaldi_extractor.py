@@ -81,7 +81,6 @@ class KaldiExtractor:
         model: gives the i-vectors.
         matrix_DE: float64. A further column is an offset.
         context: frames spliced on the left and on the right.
-        mean: moving mean.
         normalised: statistics, too, are of frames less the mean.
     """
 

@@ -32,7 +32,6 @@ def import_ivectors(folders: Mapping[str, Path], features_dir: Path, out: Path) 
     Args:
         folders: Kaldi's directory of each set.
         features_dir: output of stage features, whose utterances need i-vectors.
-        out: output folder.
 
     Raises:
         InputError: a file is missing or damaged, an utterance has no i-vectors, or sets differ in size or period.
@@ -69,11 +68,8 @@ def extract_ivectors(folder: Path, features_dir: Path, out: Path, restarts: Mapp
     """Copies an extractor of Kaldi's to out/kaldi, and writes the online i-vectors of all sets, and ivectors.json.
 
     Args:
-        folder: the extractor's files.
         features_dir: output of stage features, with the MFCCs that the extractor was trained on.
-        out: output folder.
         restarts: sets, each with the number of a speaker's utterances after which estimation begins anew, 0 for never.
-        jobs: worker processes.
 
     Raises:
         InputError: a file is missing or damaged, or the MFCCs are others.

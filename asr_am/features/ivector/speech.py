@@ -23,8 +23,6 @@ class Speech:
     """Frames of one set. Holds plain values only, so that it can be sent to a worker process.
 
     Attributes:
-        features_dir: output of stage features.
-        subset: name of the set.
         normalise: subtract the cepstral mean of each speaker. The mean distinguishes speakers and channels, which the
             other inputs of a network do not.
         device: torch device of the frames.

@@ -42,8 +42,6 @@ def segment_statistics(ubm: DiagUbm, x_TD: Tensor, period: int, scale: float) ->
     """Computes the statistics of each segment of an utterance.
 
     Args:
-        ubm: gives the posteriors.
-        x_TD: frames.
         period: frames per segment. The last segment may be shorter.
         scale: scale on posteriors (Kaldi's posterior-scale), below one because neighbouring frames are correlated.
     """
@@ -106,7 +104,7 @@ def pack(full_XSS: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
-    """Unpacks upper triangles to symmetric matrices [..., size, size]."""
+    """Unpacks what `pack` returns to symmetric matrices [..., size, size]."""
     rows, columns = torch.triu_indices(size, size, device=packed.device)
     full = packed.new_empty(*packed.shape[:-1], size, size)
     full[..., rows, columns] = packed

@@ -64,13 +64,10 @@ class IvectorOptions:
     """Sizes and training of i-vector models.
 
     Attributes:
-        gaussians: Gaussians of the UBM.
-        dim: dimension of an i-vector.
         normalise: subtract the cepstral mean of each speaker.
         ubm_iterations: EM iterations of the UBM at its final size.
         ubm_frames: maximum number of frames that the UBM is trained on.
         iterations: EM iterations of the extractor.
-        posterior_scale: scale on posteriors.
         max_count: total count that statistics are scaled down to, 0: no limit.
         period: frames per segment.
         online: sets with online i-vectors. Other sets have one per speaker.
@@ -225,18 +222,7 @@ def reflection(direction_S: Tensor) -> Tensor:
 
 
 def write_statistics(speech: Speech, ubm: Path, work: Path, scale: float, jobs: int) -> list[Path]:
-    """Writes the statistics of every utterance of a set.
-
-    Args:
-        speech: the set.
-        ubm: path of the UBM.
-        work: output folder.
-        scale: scale on posteriors.
-        jobs: worker processes.
-
-    Returns:
-        One file per block of utterances.
-    """
+    """Writes the statistics of every utterance of a set. Returns the files, one per block of utterances."""
     utterances = speech.reader.utterances
     begins = range(0, len(utterances), BLOCK)
     blocks = [(work / f"statistics.{b // BLOCK}.npz", utterances[b : b + BLOCK]) for b in begins]
@@ -259,9 +245,6 @@ def train_extractor(blocks: Sequence[Path], work: Path, options: IvectorOptions,
     Args:
         blocks: files of statistics.
         work: folder of the extractor of each iteration.
-        options: dimension, iterations and seed.
-        jobs: worker processes.
-        device: torch device of the E-step.
     """
     totals = reduce(add, map(load_totals, blocks)).to(device)
     means_GD, covariances_GDD = totals.moments()

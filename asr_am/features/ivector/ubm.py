@@ -34,8 +34,6 @@ class DiagUbm:
 
     Attributes:
         weights_G: sum to one.
-        means_GD: means.
-        vars_GD: variances.
     """
 
     weights_G: Tensor
@@ -82,9 +80,7 @@ def train_ubm(x_ND: Tensor, num_gaussians: int, iterations: int, *, seed: int = 
 
     Args:
         x_ND: frames, float32.
-        num_gaussians: final size.
         iterations: EM iterations at the final size.
-        seed: random seed of the split directions.
 
     Returns:
         The mixture, and the mean log-likelihood per frame before each update at the final size.

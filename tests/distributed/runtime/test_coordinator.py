@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from asr_am.distributed.coordinated_backend import segment_to_json
 from asr_am.distributed.coordinator import Coordinator
 from asr_am.distributed.leases import Segment
 
@@ -41,7 +40,7 @@ class Recorder:
         return found[0] if found else None
 
     def open(self, rank: int, segment: Segment) -> dict[str, Any] | None:
-        return self.request(rank, "open", segment=segment_to_json(segment))
+        return self.request(rank, "open", segment=vars(segment))
 
     def news(self, rank: int) -> list[tuple[Any, ...]]:
         return [(m["news"], m.get("rank")) for m in self.sent[rank] if "news" in m]
