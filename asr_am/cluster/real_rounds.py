@@ -21,6 +21,7 @@ from asr_am.stages.train_config import strategy_factory
 
 SECONDS = 8.0  # of real computing per strategy, about
 LEAST_ROUNDS = 12
+SLEEP_JITTER = 0.01  # of learners that sleep. Equal ones would stay in step for ever where nothing keeps them there
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def emulated(cfg: DictConfig, learners: int) -> tuple[Cluster, Workload, int]:
     block = int(cfg.strategy.get("block_size") or 1)
     rounds = max(LEAST_ROUNDS, round(SECONDS / workload.seconds_per_batch[hardware.device]))
     workload = replace(workload, matrices=((1, *matrix_of(round(workload.bytes / 4))),))
-    return replace(hardware, overlap_speed=1.0, jitter=0.0), workload, -(-rounds // block) * block
+    return replace(hardware, overlap_speed=1.0, jitter=SLEEP_JITTER), workload, -(-rounds // block) * block
 
 
 def _density(cfg: DictConfig) -> float:
