@@ -37,6 +37,11 @@ def originals(names: Sequence[str]) -> list[str]:
     return [source if (source := PREFIX.sub("", name)) in known else name for name in names]
 
 
+def copies_of(names: Sequence[str]) -> set[str]:
+    """Returns the names of a set that are of copies."""
+    return {name for name, source in zip(names, originals(names), strict=True) if name != source}
+
+
 def perturb_speed(data_dir: Path, subset: str, factors: Sequence[float], *, allow_commands: bool = False) -> None:
     """Adds to a set a copy of all its utterances for each factor (1.1: faster by a tenth).
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from asr_am.data.manifests import read_supervisions
-from asr_am.data.speed import originals
+from asr_am.data.speed import copies_of
 from asr_am.data.textfile import split_words
 from asr_am.decode.ctm import CtmWord, write_ctm
 from asr_am.decode.hypotheses import align_to_phones, time_words
@@ -60,7 +60,7 @@ def count_pairs(data_dir: Path, align_dir: Path, lang: Lang) -> Counter[tuple[Sp
     """
     states = StateTable.load(align_dir / "states.npz")
     texts = dict(read_transcripts(data_dir, "train"))
-    copies = {name for name, source in zip(texts, originals(list(texts)), strict=True) if name != source}
+    copies = copies_of(list(texts))
     counts = Counter[tuple[Spoken, bool, Spoken]]()
     for utterance, labels_T in read_alignments(align_dir / "ali", "train"):
         if utterance in copies:
@@ -84,6 +84,8 @@ def write_alignment_ctms(
 ) -> list[Path]:  # fmt: skip
     """Writes the alignments of a GMM system as <set>.words.ctm and <set>.phones.ctm, and as <set>/*.TextGrid.
 
+    Speed-perturbed copies are left out.
+
     Args:
         align_dir: folder of the system, exp/<corpus>/align/<system>.
         sets: names of the sets. Default: all that are aligned.
@@ -99,8 +101,10 @@ def write_alignment_ctms(
     files = []
     for subset in sets or sorted(path.stem for path in (align_dir / "ali").glob("*.ark")):
         segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
-        words, phones = {}, {}
+        words, phones, copies = {}, {}, copies_of(list(segments))
         for utterance, labels_T in read_alignments(align_dir / "ali", subset):
+            if utterance in copies:
+                continue
             words[utterance] = aligned_words(segments[utterance].text or "", labels_T, states, lang)
             phones[utterance] = aligned_phones(labels_T, states, lang)
         for name, found in (("words", words), ("phones", phones)):

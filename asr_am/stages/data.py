@@ -30,7 +30,7 @@ def targets(cfg: DictConfig) -> list[Target]:
     if cfg.data_dir and "data_dir" not in cfg.corpus.prepare:
         raise InputError(f"data_dir={cfg.data_dir}: corpus {cfg.corpus.name} takes none; leave it out")
     out = layout(cfg).data
-    speeds = list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
+    speeds = copy_speeds(cfg)
     options = values(cfg.corpus.prepare)
     below = cfg.speed_perturb_below
     build = partial(prepare, dict(options), speeds, below, cfg.nj, list(cfg.corpus.sets))
@@ -44,6 +44,13 @@ def targets(cfg: DictConfig) -> list[Target]:
         if not path.exists():
             raise InputError(f"{path}: no such file or directory; corpus {cfg.corpus.name} is made from it")
     return [Target(out, inputs, options, build)]
+
+
+def copy_speeds(cfg: DictConfig) -> list[float]:
+    """Returns the speeds of copies of the training speech: none with alignments by Kaldi, which lack them."""
+    if cfg.align.system == "kaldi":
+        return []
+    return list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
 
 
 def prepare(target: dict, speeds: list[float], below: float, jobs: int, sets: list[str], out: Path) -> None:

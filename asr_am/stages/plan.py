@@ -26,6 +26,7 @@ from omegaconf import DictConfig
 from asr_am.errors import InputError
 from asr_am.features.fusion import base_of, stack_of, streams_of
 from asr_am.stages.app import ends_on_signals, reports_errors
+from asr_am.stages.data import copy_speeds
 from asr_am.stages.features import made_kind
 from asr_am.stages.layout import layout
 from asr_am.stages.mmi import mmi_config
@@ -96,7 +97,7 @@ def plan(cfg: DictConfig) -> tuple[list[Need], MachineSpeeds]:
     """
     hours = training_hours(cfg)
     spoken = hours * FRAMES
-    train = spoken * (1 + len(cfg.speed_perturb) * (hours < cfg.speed_perturb_below))
+    train = spoken * (1 + len(copy_speeds(cfg)) * (hours < cfg.speed_perturb_below))
     evaluated = 2 * min(EVALUATED * hours, MOST_EVALUATED) * FRAMES
     columns = num_columns(cfg)
     outputs = num_pdfs(cfg)
@@ -221,7 +222,7 @@ def model_matrices(cfg: DictConfig) -> list[tuple[int, int, int]]:
 def epoch_frames(cfg: DictConfig) -> float:
     """Returns the frames of an epoch, with copies at other speeds."""
     hours = training_hours(cfg)
-    copies = len(cfg.speed_perturb) * (hours < cfg.speed_perturb_below) * (not cfg.train.one_speed)
+    copies = len(copy_speeds(cfg)) * (hours < cfg.speed_perturb_below) * (not cfg.train.one_speed)
     return hours * FRAMES * (1 + copies)
 
 

@@ -7,6 +7,7 @@ from hydra import compose
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
+from asr_am.stages.data import copy_speeds
 from asr_am.stages.resolvers import composing, row_for_hours
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -39,7 +40,7 @@ def test_sizes_of_other_models_do_too(tmp_path: Path) -> None:
 def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "mine/data").mkdir(parents=True)
     (tmp_path / "mine/data/corpus.json").write_text('{"hours": 0.63}')
-    cfg = config(tmp_path)
+    cfg = config(tmp_path, "train.one_speed=false")
     with composing():
         an4 = compose("config", overrides=["corpus=an4"])
     for group in ("align", "model", "train", "egs", "schedule"):
@@ -48,6 +49,12 @@ def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
         ours = config(tmp_path, f"model={model}").model
         with composing():
             assert compose("config", overrides=["corpus=an4", f"model={model}"]).model == ours
+
+
+def test_copies_at_other_speeds_are_for_the_network_and_not_for_kaldis_alignments(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    assert copy_speeds(cfg) == [0.9, 1.1] and cfg.train.one_speed and not cfg.speed_perturb_gmms
+    assert copy_speeds(config(tmp_path, "align=kaldi")) == copy_speeds(config(tmp_path, "speed_perturb=[]")) == []
 
 
 def test_hours_beyond_every_row_are_refused() -> None:
