@@ -134,6 +134,8 @@ def plans(cfg: DictConfig) -> list[SystemPlan]:
             found.append(SystemPlan(name, name, GMM_FEATURES[name], None, None))
     if cfg.combine:
         runs = tuple(check_name("combine", str(run)) for run in cfg.combine)
+        if COMBINED in runs:
+            raise InputError(f"combine={list(runs)}: {COMBINED} is the system that they make; name its networks")
         found.append(SystemPlan(COMBINED, states_name(cfg), cfg.features.name, None, None, combined=runs))
     return found
 

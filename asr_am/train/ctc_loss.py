@@ -41,7 +41,7 @@ class CtcOptions:
 
 
 class CtcLoss:
-    """The loss of a batch. Has the same interface as `frame_loss.batch_loss`.
+    """The loss of a batch. Has the same interface as `chain_loss.ChainLoss`.
 
     Args:
         num_pdfs: outputs of the model, P.
@@ -55,17 +55,7 @@ class CtcLoss:
         self, model: AcousticModel, x_BTF: Tensor, lengths_B: Tensor | None, targets_BT: Tensor,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Returns the loss, and the number of frames whose best pdf of the second output layer is the aligned one.
-
-        An output counts for its frames. A chunk with more phones and repetitions than outputs is left out.
-
-        Args:
-            model: the network, with `chain_loss.add_xent`.
-            x_BTF: features.
-            lengths_B: frames of each chunk, None: all T.
-            targets_BT: pdf of each frame, IGNORE in padding.
-            dtype: of the matrix products of the network, float32 or bfloat16.
-        """
+        """Returns the same as `ChainLoss`, with this loss. A chunk with more phones than outputs is left out."""
         assert model.xent is not None
         h_BKH = model.hidden(x_BTF, lengths_B, dtype)
         outputs = output_phones(model, targets_BT, lengths_B, self._leaves)

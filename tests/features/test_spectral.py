@@ -141,6 +141,7 @@ def test_only_whole_frames_are_used(num_samples: int, frames: int) -> None:
     "options",
     [
         {"num_bins": 40, "high_freq": 5000.0},
+        {"num_bins": 40, "frame_shift": 0.02},
         {"num_bins": 40, "low_freq": -1.0},
         {"num_bins": 40, "low_freq": 4000.0},
         {"num_bins": 13, "num_ceps": 14},

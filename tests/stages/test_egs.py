@@ -52,5 +52,7 @@ def test_ctc_has_states_of_phones_without_context_and_no_denominator() -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(InputError, match=r"mmi\.train=true: train\.chain is sequence training already"):
         train.targets(config(*CHAIN, "mmi.train=true"))
+    with pytest.raises(InputError, match=r"combine=\['combined'\]: combined is the system that they make"):
+        plans(config(*CHAIN, "combine=[combined]"))
     with pytest.raises(InputError, match=r"train\.chain: lfbe64_lfr joins frames; use other features"):
         egs.check_options(config(*CHAIN, "features=lfbe64_lfr"))

@@ -7,7 +7,7 @@ their own rate, and at the same time the link between the sites, which does one 
 
 With `message_pieces` above 1, messages share the NICs as TCP connections do, of which each pair of learners has one.
 A sender's NIC sends a piece of each connection in turn, and the receiver's takes the pieces in the order of their
-arrival. Messages of a connection follow each other.
+arrival. Messages of a connection follow each other, and pass the link between two sites after the NICs.
 """
 
 from __future__ import annotations

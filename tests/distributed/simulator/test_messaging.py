@@ -78,7 +78,7 @@ def test_messages_queue_at_their_hosts_nics() -> None:
     assert results[5] == [(2.503, 2, 0)]  # comes in after 0's, and leaves after 3's
 
 
-@pytest.mark.parametrize(("pieces", "ends"), [(1, [1.5, 2.5]), (4, [2.75 - 0.25, 2.75])])
+@pytest.mark.parametrize(("pieces", "ends"), [(1, [1.5, 2.5]), (4, [2.5, 2.75])])
 def test_connections_share_a_card(pieces: int, ends: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two messages of 1 s leave host 0 at once, for two other hosts. Each last piece passes one NIC after the other."""
     monkeypatch.setattr(network, "LEAST_PIECE", 1.0)
