@@ -12,7 +12,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,19 @@ import torch
 
 from asr_am.distributed.cluster_config import Faults, Workload
 from asr_am.distributed.flat_params import FlatParams
-from asr_am.distributed.idle_training import IdleLearner
+from asr_am.distributed.idle_training import IdleLearner, IdleWeights
 from asr_am.distributed.leases import Segment
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
 from asr_am.distributed.runtime.connect import connect
 from asr_am.distributed.runtime.worker_process import end_process
-from asr_am.distributed.team import Team
+from asr_am.distributed.strategies.powersgd import Powersgd
+from asr_am.distributed.team import SingleProcess, Team
 from asr_am.stages.train_config import strategy_factory
 
 REPEATS = 9
 WARM_ROUNDS = 3
+PAUSE = 0.02
+PAUSE_ELEMENTS = 1 << 23  # more bytes than a processor's cache
 COMPUTE_SIZE = 384  # rows of the matrices that stand for a gradient's computation
 COMPUTE_SECONDS = 0.3  # of such computation beside a collective, and without one
 
@@ -45,20 +47,19 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def collectives(team: Team, elements: int) -> dict[str, Any]:
-    """Returns what a synchronous team takes: all-reduces by bytes, updates and averages of the weights, computing."""
+    """Returns what a synchronous team takes: all-reduces by bytes, work on the weights, computing.
+
+    The processes of a host work at the same time, as in a synchronous step, and share its cores and memory.
+    """
     x = torch.zeros(elements)
 
     def all_reduce(count: int) -> float:
-        barrier(team)
         return timed(lambda: team.start_all_reduce_mean(x[:count]).wait())
 
-    all_reduce(elements)
-    sizes = sorted({elements, max(elements // 4, 1), max(elements // 64, 1)})
-    reduces = [[4 * count, [_slowest(team, all_reduce(count)) for _ in range(REPEATS)]] for count in sizes]
-    params = FlatParams(torch.nn.Linear(elements, 1, bias=False))
+    params = FlatParams(IdleWeights(elements))
     optimizer, other = Optimizer(params, OptimizerOptions()), torch.zeros(elements)
     optimizer.lr = 0.0
-    optimizer.step()
+    powersgd = Powersgd(params, optimizer, SingleProcess())
     alone = [_compute(lambda: True) for _ in range(REPEATS)]
     beside = []
     for _ in range(REPEATS if team.size > 1 else 0):
@@ -67,11 +68,27 @@ def collectives(team: Team, elements: int) -> dict[str, Any]:
         beside.append(_compute(lambda work=work: not work.done()))  # type: ignore[misc]
         work.wait()
     return {
-        "hosts": list(team.hosts), "all_reduce": reduces, "computing": alone,
-        "beside": [speed for speed in beside if speed],
-        "update": [timed(optimizer.step) for _ in range(REPEATS)],
-        "averaging": [timed(lambda: other.add_(params.w).mul_(0.5)) for _ in range(REPEATS)],
+        "hosts": list(team.hosts), "computing": alone, "beside": [speed for speed in beside if speed],
+        "short_all_reduce": _at_once(team, lambda: all_reduce(1)),
+        "all_reduce": _at_once(team, lambda: all_reduce(elements)),
+        "update": _at_once(team, lambda: timed(optimizer.step)),
+        "averaging": _at_once(team, lambda: timed(lambda: other.add_(params.w).mul_(0.5))),
+        "factoring": _at_once(team, lambda: timed(powersgd.compress)),
     }  # fmt: skip
+
+
+def _at_once(team: Team, seconds: Callable[[], float]) -> list[float]:
+    """Returns the seconds of the slowest learner in each repeat, all of which begin together, after a pause.
+
+    The pause lets threads fall asleep and the processor's caches forget, as a batch does.
+    """
+    found, much = [], torch.zeros(PAUSE_ELEMENTS)
+    for _ in range(REPEATS + 2):
+        much.add_(1)
+        barrier(team)
+        team.sleep(PAUSE)
+        found.append(_slowest(team, seconds()))
+    return found[2:]
 
 
 def _slowest(team: Team, seconds: float) -> float:
@@ -90,33 +107,31 @@ def _compute(goes_on: Callable[[], bool]) -> float:
 
 
 def messages(team: Team, elements: int) -> dict[str, Any]:
-    """Returns what an asynchronous team takes: short messages, and ones with the weights, in a host and between two."""
-    team.register_tag("there", -elements)
-    team.register_tag("back", 1)
-    x, one = torch.zeros(elements), torch.zeros(1)
-    hosts = team.hosts
+    """Returns what an asynchronous team takes: short messages, and ones with the weights, in a host and between hosts.
+
+    Each learner sends to the next one of its host, or to its like on the next host, all at the same time.
+    """
+    team.register_tag("short", 1)
+    team.register_tag("weights", -elements)
+    hosts, x, one = team.hosts, torch.zeros(elements), torch.zeros(1)
     found: dict[str, Any] = {}
-    pairs = {"host": [r for r in range(team.size) if hosts[r] == hosts[0]], "nic": [0]}
-    pairs["nic"] += [r for r in range(team.size) if hosts[r] != hosts[0]]
-    for link, ranks in pairs.items():
-        barrier(team)
-        if len(ranks) < 2 or team.rank not in ranks[:2]:
-            continue
-        first, second = ranks[:2]
-        turns = iter(range(2 * (REPEATS + 2)))  # the clock of a tag never goes back
-        for name, payload in (("latency", one), ("seconds", x)):
-            seconds = []
-            for turn in islice(turns, REPEATS + 2):
-                if team.rank == first:
-                    begin = time.perf_counter()
-                    team.send(second, "there", turn, payload)
-                    team.recv("back", second)
-                    seconds.append(time.perf_counter() - begin)
-                else:
-                    team.recv("there", first)
-                    team.send(first, "back", turn, one)
-            found.setdefault(link, {})[name] = seconds[2:]
-    barrier(team)
+    clocks = iter(range(1 << 30))  # those of a tag never go back
+
+    def exchange(tag: str, payload: torch.Tensor) -> None:
+        team.send(to, tag, next(clocks), payload)
+        team.recv(tag, source)
+
+    here = [rank for rank in range(team.size) if hosts[rank] == hosts[team.rank]]
+    alike = [rank for rank in range(team.size) if rank - hosts.index(hosts[rank]) == here.index(team.rank)]
+    for link, ranks in (("host", here), ("nic", alike)):
+        if len(ranks) == 1:
+            continue  # so it is for all learners
+        own = ranks.index(team.rank)
+        to, source = ranks[(own + 1) % len(ranks)], ranks[own - 1]
+        found[link] = {
+            name: _at_once(team, lambda tag=tag, payload=payload: timed(lambda: exchange(tag, payload)))  # type: ignore[misc]
+            for name, tag, payload in (("latency", "short", one), ("seconds", "weights", x))
+        }
     return found
 
 

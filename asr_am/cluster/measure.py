@@ -5,9 +5,10 @@
 
 With several hosts, run it on each of them as for a training. Host 0 writes the files.
 
-Every constant is a median of some trials, with the least and the most beside it. Links carry messages as large as the
-model, between two learners. The rate of a ring is that of all learners. The speed that computing keeps beside a
-collective is that of matrix products.
+Every constant is a median of some trials, with the least and the most beside it. All learners do what is measured at
+the same time, as in training they share links and cores, too: links carry a message of each learner in both
+directions. Messages and weights are as large as the model. The speed that computing keeps beside a collective is that
+of matrix products.
 """
 
 from __future__ import annotations
@@ -77,14 +78,15 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
     """Returns the text of both files, for a model of `size` bytes with `speed` training frames a second on one core."""
     hosts: list[int] = found["hosts"]
     per_host, several = hosts.count(0), max(hosts) > 0
-    links = {link: _link(trials, size) for link, trials in found.items() if link in ("host", "nic")}
+    sent = {"host": size, "nic": per_host * size}  # through a link at a time
+    links = {link: _link(found[link], count) for link, count in sent.items() if link in found}
     host = links.get("host") or links["nic"]
     nic = links.get("nic") or host
     ring = 2 * (len(hosts) - 1) / len(hosts)
-    reduces = {count: seconds for count, seconds in found["all_reduce"]}
-    bandwidth = median((nic if several else host)[1])
-    latency = 2 * (len(hosts) - 1) * median((nic if several else host)[0])
-    efficiency = [ring * size / max(seconds - latency, 1e-9) / bandwidth for seconds in reduces[int(size)]]
+    latency, bandwidth = (median(trials) for trials in (nic if several else host))
+    short = median(found["short_all_reduce"])
+    started = [max(0.0, seconds - 2 * (len(hosts) - 1) * latency) for seconds in found["short_all_reduce"]]
+    efficiency = [ring * size / max(seconds - short, seconds / 2) / bandwidth for seconds in found["all_reduce"]]
     kept = [min(1.0, speed / median(found["computing"])) for speed in found["beside"]] or [1.0]
     logs = [math.log(speed) for speed in found["computing"]]
     jitter = math.sqrt(sum((x - sum(logs) / len(logs)) ** 2 for x in logs) / (len(logs) - 1))
@@ -100,10 +102,12 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
         f"message_pieces: {PIECES}  # [assumed] connections of TCP share a network card",
         _line("host_bandwidth", host[1]),
         _line("host_latency", host[0]),
+        _line("collective_latency", started),
         _line("all_reduce_efficiency", efficiency),
         _line("overlap_speed", kept),
         _line("update_bandwidth", [size / seconds for seconds in found["update"]]),
-        _line("averaging_bandwidth", [size / seconds for seconds in found["averaging"]]),
+        _line("averaging_bandwidth", [per_host * size / seconds for seconds in found["averaging"]]),
+        _line("factoring_bandwidth", [size / seconds for seconds in found["factoring"]]),
         f"jitter: {jitter:.3g}  # [measured] sigma of {len(logs)} equal computations of one learner",
         "faults: {slow: null, crashes: [], late_share: 0.0, late_seconds: 0.0, lost_share: 0.0}",
     ]
@@ -119,14 +123,12 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
 
 
 def _link(trials: Mapping[str, Sequence[float]], size: float) -> tuple[list[float], list[float]]:
-    """Returns latencies of short messages, and bandwidths of large ones, whose answers are short.
+    """Returns latencies of short messages, and bandwidths of large ones.
 
     Where a large message takes hardly longer than a short one, half of its time is taken for the transfer.
     """
-    there_and_back = median(trials["latency"])
-    return [seconds / 2 for seconds in trials["latency"]], [
-        size / max(seconds - there_and_back, seconds / 2) for seconds in trials["seconds"]
-    ]
+    latency = median(trials["latency"])
+    return list(trials["latency"]), [size / max(seconds - latency, seconds / 2) for seconds in trials["seconds"]]
 
 
 def _line(key: str, trials: Sequence[float], how: str = "[measured]") -> str:

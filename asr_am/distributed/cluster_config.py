@@ -99,11 +99,13 @@ class Cluster:
             of TCP do. With one piece, a message passes as a whole.
         host_bandwidth: of messages inside a host.
         host_latency: of messages inside a host.
+        collective_latency: of starting a collective, on top of the latency of its links.
         all_reduce_efficiency: rate that a ring or chain of learners reaches, relative to that of messages on its links.
         overlap_speed: share of its computing speed that a device keeps while a collective of its learner is
             transferred.
         update_bandwidth: bytes of weights that a device updates per second.
         averaging_bandwidth: bytes of weights that a host averages per second, shared by its learners.
+        factoring_bandwidth: bytes of a gradient that a device factors per second, for PowerSGD.
         scatter_cost: cost of adding an element by its row's number, relative to adding it in sequence.
         host_update_bandwidth: most that the updates of a host's devices reach together, on their shared bus.
         fabric_bandwidth: most that all hosts together send to each other when all send to all.
@@ -126,6 +128,8 @@ class Cluster:
     update_bandwidth: float
     averaging_bandwidth: float
     message_pieces: int = 1
+    collective_latency: float = 0.0
+    factoring_bandwidth: float = math.inf
     scatter_cost: float = 1.0
     host_update_bandwidth: float = math.inf
     fabric_bandwidth: float = math.inf
@@ -140,11 +144,11 @@ class Cluster:
             _require_whole(f"cluster.{key}", getattr(self, key), least=1)
         if self.hosts % self.sites:
             raise InputError(f"cluster.sites={self.sites}: does not divide cluster.hosts={self.hosts}")
-        for key in ("nic", "host", "update", "averaging", "host_update", "fabric", "site"):
+        for key in ("nic", "host", "update", "averaging", "factoring", "host_update", "fabric", "site"):
             _require(f"cluster.{key}_bandwidth", getattr(self, f"{key}_bandwidth"), above=0.0, most=math.inf)
         for key in ("all_reduce_efficiency", "scatter_cost"):
             _require(f"cluster.{key}", getattr(self, key), above=0.0)
-        for key in ("nic_latency", "host_latency", "site_latency", "jitter"):
+        for key in ("nic_latency", "host_latency", "site_latency", "collective_latency", "jitter"):
             _require(f"cluster.{key}", getattr(self, key), least=0.0)
         _require("cluster.overlap_speed", self.overlap_speed, above=0.0, most=1.0)
 

@@ -30,7 +30,7 @@ class IdleLearner:
     def __init__(
         self, strategy: Callable[[FlatParams, Optimizer, Team], Strategy], team: Team, elements: int, density: float
     ) -> None:
-        params = FlatParams(_Weights(elements))
+        params = FlatParams(IdleWeights(elements))
         self.team, self._density = team, density
         self.strategy = strategy(params, Optimizer(params, OptimizerOptions(momentum=0.0)), team)
 
@@ -51,7 +51,9 @@ def matrix_of(elements: int) -> tuple[int, int]:
     return rows, elements // rows
 
 
-class _Weights(nn.Module):
+class IdleWeights(nn.Module):
+    """A model of one matrix of zeros."""
+
     def __init__(self, elements: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(matrix_of(elements)))

@@ -35,7 +35,7 @@ from asr_am.errors import InputError
 if TYPE_CHECKING:
     from asr_am.distributed.leases import GradientFn
 
-CostKind = Literal["update", "averaging"]
+CostKind = Literal["update", "averaging", "factoring"]
 """Work that a virtual cluster charges time for, beside gradients: updating weights on the device (with the transfers
 between device and host), and averaging two weight vectors on the host."""
 

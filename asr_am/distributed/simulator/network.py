@@ -235,6 +235,10 @@ class SimNetwork:
         begin = self._buses[host].reserve(self._scheduler.now, count / hardware.host_update_bandwidth)
         return begin + count / min(hardware.update_bandwidth, hardware.host_update_bandwidth)
 
+    def factor(self, host: int, count: float) -> float:
+        """Returns the time at which a device has factored a gradient of `count` bytes."""
+        return self._scheduler.now + count / self._hardware.factoring_bandwidth
+
     # collectives of learners on these hosts, in the order of the ring, that begin now. They return the time of the end.
 
     def all_reduce(self, hosts: Sequence[int], count: float) -> float:
@@ -257,7 +261,7 @@ class SimNetwork:
             return self._scheduler.now
         if len(set(hosts)) == 1:
             seconds = count / (hardware.all_reduce_efficiency * hardware.host_bandwidth)
-            return self._scheduler.now + seconds + steps * hardware.host_latency
+            return self._scheduler.now + seconds + steps * hardware.host_latency + hardware.collective_latency
         begin, seconds = self._through_nics(dict.fromkeys(hosts, count), dict.fromkeys(hosts, count))
         end = begin + seconds / hardware.all_reduce_efficiency
         if hardware.sites > 1:
@@ -266,7 +270,7 @@ class SimNetwork:
             crossed = Counter((here, there) for here, there in links if here != there)
             end = max(end, self._through_site_links({link: times * count for link, times in crossed.items()}, begin))
             end += math.ceil(steps / len(hosts)) * crossed.total() * hardware.site_latency
-        return end + steps * hardware.nic_latency
+        return end + steps * hardware.nic_latency + hardware.collective_latency
 
     def exchange(self, hosts: Sequence[int], counts: Sequence[float]) -> float:
         """Each learner sends its `counts` bytes to every other."""
@@ -281,7 +285,7 @@ class SimNetwork:
             max(host_bytes[host] - count for host, count in zip(hosts, counts, strict=True)) / hardware.host_bandwidth
         )
         if len(learners) == 1:
-            return self._scheduler.now + inside + hardware.host_latency
+            return self._scheduler.now + inside + hardware.host_latency + hardware.collective_latency
         out = {host: host_bytes[host] * (size - learners[host]) for host in learners}
         into = {host: (total - host_bytes[host]) * learners[host] for host in learners}
         begin, seconds = self._through_nics(out, into)
@@ -292,7 +296,7 @@ class SimNetwork:
                 if (here := hardware.site_of(host)) != (there := hardware.site_of(other)):
                     between[here, there] += host_bytes[host] * learners[other]
             end = max(end, self._through_site_links(between, begin)) + hardware.site_latency
-        return end + hardware.nic_latency
+        return end + hardware.nic_latency + hardware.collective_latency
 
     def _through_nics(self, out: Mapping[int, float], into: Mapping[int, float]) -> tuple[float, float]:
         """Reserves the NICs for so many bytes each way. Returns when all are free, and the seconds of the slowest."""

@@ -107,7 +107,7 @@ class SimTeam:
 
     def simulate_cost(self, kind: CostKind, elements: int, scattered: bool = False) -> None:
         network = self._cluster.network
-        costs = {"update": network.update, "averaging": network.average}
+        costs = {"update": network.update, "averaging": network.average, "factoring": network.factor}
         if kind not in costs:
             raise ValueError(f"no cost for {kind!r}")
         count = self._cluster.modelled_bytes(elements * FLOAT_BYTES)

@@ -13,8 +13,10 @@ every weight matrix, at learner i,
 G_i gradient and E_i error [n, m], P and P̂ [n, r], Q [m, r], r rank, α learning rate, u the optimizer's rule. Vectors,
 and matrices that would not become smaller, are averaged as they are, together with P. Matrices with more rows than
 columns are transposed, so that P̂ P̂ᵀ = 1 at full rank, r = n: it is then `sync`, up to rounding. All learners compute P̂
-from the same P. It has the same bits only on processors of one kind, so use one. The matrix products are not charged on
-a virtual cluster, whose messages have the size that the workload's own matrices imply (`matrices` in conf/workload).
+from the same P. It has the same bits only on processors of one kind, so use one.
+
+On a virtual cluster messages have the size that the workload's own matrices imply (`matrices` in conf/workload), and
+the products take what the cluster's `factoring_bandwidth` says, whatever the rank, as they read whole gradients.
 """
 
 from __future__ import annotations
@@ -114,15 +116,16 @@ class Powersgd(Strategy):
         step_result = gradient(None)  # G_i = calGrad(W)
         if step_result is None:
             return None
-        self._compress()
+        self.compress()
         self.optimizer.step()
         self.staleness[0] += 1
         return step_result
 
     @torch.no_grad()
-    def _compress(self) -> None:
+    def compress(self) -> None:
         """Sets g to the mean of P̂ Qᵀ and of what is not factored."""
         g, error, (first, second) = self.params.g, self._error, self._modelled
+        self.team.simulate_cost("factoring", len(g))
         own = [each.view(error).add_(each.view(g)) for each in self._factored]  # M_i
         P = [M @ each.Q for M, each in zip(own, self._factored, strict=True)]
         PackedMean(self.team, [*P, *self._others(g)], first).wait()

@@ -60,6 +60,21 @@ def test_collectives_follow_each_other() -> None:
     assert run(main)[0] == [X10, 2 * X10, 3 * X10]
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_each_collective_costs_its_start(hosts: int) -> None:
+    def main(team: SimTeam) -> list[float]:
+        team.start_all_reduce_mean(torch.zeros(10)).wait()
+        reduced = team.now()
+        team.start_all_gather(torch.zeros(10)).wait()
+        gathered = team.now()
+        team.broadcast(torch.zeros(10))
+        return [reduced, gathered - reduced, team.now() - gathered]
+
+    changes = {"hosts": hosts, "devices_per_host": 4 // hosts}
+    plain, dearer = (run(main, **changes, collective_latency=seconds)[3] for seconds in (0.0, 2.0))
+    assert dearer == pytest.approx([seconds + 2.0 for seconds in plain])
+
+
 def test_one_learner_reduces_with_nobody() -> None:
     def main(team: SimTeam) -> tuple[float, float]:
         x = torch.full((10,), 3.0)

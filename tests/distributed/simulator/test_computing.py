@@ -3,13 +3,17 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 
 from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.flat_params import BucketHook
 from asr_am.distributed.leases import StepResult
 from asr_am.distributed.simulator import SimTeam
+from asr_am.distributed.simulator.epoch_timing import time_epoch
+from asr_am.distributed.strategies.powersgd import Powersgd
 from tests.support.round_cluster import cluster_of, run, segment, step_result
+from tests.support.toy_training import hardware
 
 
 def batch_of(frames: float, on_bucket: BucketHook | None) -> StepResult:
@@ -123,3 +127,21 @@ def test_updates_share_their_hosts_bus() -> None:
 
     assert run(main, host_update_bandwidth=50.0) == {0: 2.0, 1: 3.6, 2: 2.0, 3: 3.6}
     assert run(main, host_update_bandwidth=20.0) == {0: 4.0, 1: 8.0, 2: 4.0, 3: 8.0}
+
+
+def test_devices_factor_gradients_beside_each_other() -> None:
+    def main(team: SimTeam) -> float:
+        team.simulate_cost("factoring", 20)  # 80 bytes at 10 bytes/s
+        return team.now()
+
+    assert set(run(main, factoring_bandwidth=10.0).values()) == {8.0}
+    assert set(run(main).values()) == {0.0}
+
+
+def test_powersgd_takes_the_time_of_its_products() -> None:
+    def seconds(**changes: float) -> float:
+        workload = Workload("toy", bytes=4e3, seconds_per_batch={"toy": 1.0})
+        cluster = hardware(jitter=0.0, **changes)
+        return time_epoch(Powersgd, cluster, workload, learners=4, batches=40, elements=1024, density=0.01).seconds
+
+    assert seconds(factoring_bandwidth=8e3) == pytest.approx(seconds() + 10 * 0.5)
