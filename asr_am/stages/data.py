@@ -31,6 +31,8 @@ def targets(cfg: DictConfig) -> list[Target]:
         raise InputError(f"data_dir={cfg.data_dir}: corpus {cfg.corpus.name} takes none; leave it out")
     out = layout(cfg).data
     speeds = copy_speeds(cfg)
+    if not speeds and cfg.speed_perturb:
+        log.info("speed_perturb=%s: left out, as align=kaldi has no alignments of copies", cfg.speed_perturb)
     options = values(cfg.corpus.prepare)
     below = cfg.speed_perturb_below
     build = partial(prepare, dict(options), speeds, below, cfg.nj, list(cfg.corpus.sets))

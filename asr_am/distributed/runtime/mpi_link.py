@@ -1,8 +1,8 @@
 """MPI in one process: its start, and the frames and requests that the communication thread progresses.
 
 All calls of MPI after the start are made in the communication thread (MPI_THREAD_SERIALIZED is enough). MPI has no
-descriptor to wait for, so the thread polls: at once after anything has happened, then less and less often, and each
-millisecond where nothing happens.
+descriptor to wait for, so the thread polls: often for a while after anything has happened, as an answer may come soon,
+and each millisecond where nothing happens.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def start_mpi() -> Any:
     return MPI
 
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 50e-6, 1e-3  # seconds between two polls
+SHORT_PAUSE, LONG_PAUSE = 50e-6, 1e-3  # seconds between two polls
+ATTENTIVE = 5e-3  # seconds of short pauses after anything has happened
 
 
 class MpiLink:
@@ -65,7 +66,7 @@ class MpiLink:
         self.rank, self.size = self._frames.rank, self._frames.size
         self.handlers: dict[int, Callable[[int, bytes], None]] = {}
         self._pending: list[tuple[Any, object, Callable[[], None]]] = []  # request, its buffer, what follows
-        self._pause = LONGEST_PAUSE
+        self._attentive_until = 0.0
         event_loop.call(self._poll)
 
     # called in the communication thread
@@ -89,7 +90,7 @@ class MpiLink:
     def track(self, request: Any, buffer: object, done: Callable[[], None] = lambda: None) -> None:
         """Calls `done` when a request is complete. Keeps its buffer until then."""
         self._pending.append((request, buffer, done))
-        self._pause = SHORTEST_PAUSE
+        self._attentive_until = time.monotonic() + ATTENTIVE
 
     @property
     def idle(self) -> bool:
@@ -97,12 +98,13 @@ class MpiLink:
 
     def _poll(self) -> None:
         """Polls, and arranges the next poll."""
-        self._pause = SHORTEST_PAUSE if self._progress() else min(2 * self._pause, LONGEST_PAUSE)
-        if self._pause < LONGEST_PAUSE:
-            time.sleep(self._pause)
+        if self._progress():
+            self._attentive_until = time.monotonic() + ATTENTIVE
+        if time.monotonic() < self._attentive_until:
+            time.sleep(SHORT_PAUSE)
             self._event_loop.after(0.0, self._poll)
         else:
-            self._event_loop.after(LONGEST_PAUSE / 2, self._poll)
+            self._event_loop.after(LONG_PAUSE / 2, self._poll)  # the loop waits whole milliseconds
 
     def _progress(self) -> bool:
         """Handles all frames that are there and all requests that are complete. Returns whether there were any."""
