@@ -1,6 +1,6 @@
 """What the training loop needs of a model and its data: an acoustic model (`run_setup`) or a language model (`lm`).
 
-    Trainable           one run: options, batches of an epoch, validation, files
+    Trainable           one run: options, batches of an epoch, validation, files (ForkedRun: opened for all learners)
       Data              the batches, which any learner can assemble by number
       LearnerState      one learner's model, with its dense parameters as flat vectors
 
@@ -140,6 +140,16 @@ class Trainable(Protocol):
 
     def checkpoints(self, strategy: str) -> Checkpoints:
         """Returns the run's checkpoints. Those of other options, learners or examples are refused."""
+        ...
+
+
+class ForkedRun(Trainable, Protocol):
+    """A run that a process opens once for all learners that it forks (`fork_server`)."""
+
+    def warm_up(self) -> None:
+        """Makes the first weights and computes a loss on the CPU, so that learners need not prepare that. Starts no
+        thread if torch may use one: autograd, which has some, is not used.
+        """
         ...
 
 

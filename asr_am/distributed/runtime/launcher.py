@@ -16,7 +16,7 @@ from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
 from asr_am.distributed.node_agent import NodeAgent
-from asr_am.distributed.runtime.control_server import ControlServer, read_json
+from asr_am.distributed.runtime.control_server import ControlServer, read_json, wait_for_message
 from asr_am.distributed.runtime.fork_server import ForkServer
 from asr_am.distributed.runtime.preemption import noting, preempted
 from asr_am.distributed.runtime.private_dir import private_dir
@@ -32,7 +32,7 @@ from asr_am.distributed.supervisor import Supervisor
 
 def make_supervisor(spec: LaunchSpec, fork_server: ForkServer | None = None) -> Supervisor:
     """Returns the supervisor of a team, which listens already. `fork_server` forks its learners."""
-    server = ControlServer(spec.address, spec.key, spec.private_dir)
+    server = ControlServer(spec.address, spec.key, spec.private_dir, fork_server)
     serves_store = spec.synchronous and spec.private_dir is None
     rendezvous = RendezvousInfo(
         None if spec.synchronous else server.url, (server.host, free_port(server.host)) if serves_store else None
@@ -53,21 +53,25 @@ def make_agent(spec: LaunchSpec, fork_server: ForkServer | None = None) -> NodeA
         return WorkerProcesses(spec, rendezvous, fork_server)
 
     clock = AwakeClock(HEARTBEAT_TIMEOUT / 5)
-    return NodeAgent(spec, SupervisorConnection(spec), make_workers, clock, socket.gethostname())
+    return NodeAgent(spec, SupervisorConnection(spec, fork_server), make_workers, clock, socket.gethostname())
 
 
 class SupervisorConnection:
-    """An agent's socket to the supervisor (`node_agent.AgentConnection`)."""
+    """An agent's socket to the supervisor (`node_agent.AgentConnection`).
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    Args:
+        fork_server: its reports end a wait for messages.
+    """
+
+    def __init__(self, spec: LaunchSpec, fork_server: ForkServer | None = None) -> None:
+        self._fork_server = fork_server
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER, spec.key, heartbeats=False)
         self._socket.connect(f"tcp://{spec.address}")
 
     def receive(self, seconds: float) -> Iterator[ControlMessage]:
-        wait = int(1000 * seconds)
-        while self._socket.poll(wait):
-            wait = 0
+        while wait_for_message(self._socket, seconds, self._fork_server):
+            seconds = 0.0
             message = read_json(self._socket.recv_multipart())
             if message is not None:
                 yield message

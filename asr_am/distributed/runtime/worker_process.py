@@ -221,6 +221,8 @@ class WorkerProcesses:
 
     def ended(self) -> list[ExitStatus]:
         """Returns the processes that ended since the last call, killed ones first: others end because of them."""
+        if self._fork_server is not None:
+            self._fork_server.receive(0.0)  # also without a learner: what it reports would end each wait
         found = [
             ExitStatus(rank, incarnation, status)
             for rank, (incarnation, process) in self._running.items()
