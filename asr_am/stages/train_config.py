@@ -68,6 +68,11 @@ class TrainConfig:
         """True if all learners take their steps together."""
         return bool(self.strategy.func.is_synchronous(self.strategy.keywords))
 
+    @property
+    def together(self) -> bool:
+        """True if all learners start again after the death of one."""
+        return not self.strategy.func.fault_tolerant
+
     def make_run(self, rank: int = 0) -> ForkedRun:
         """Returns the run for the learner of this rank. Ranks that only serve parameters compute on the CPU."""
         options = self.options if rank < self.learners else replace(self.options, device="cpu")

@@ -90,6 +90,7 @@ def launch(
     signals: Sequence[str] = (), timeout: float = 60.0,
     key_file: str | None = None, encrypt: bool | None = None, faults: Faults | None = None,
     env: Mapping[str, str] | None = None, inherited_files: Sequence[int] = (), fork: bool = False,
+    together: bool = False,
 ) -> None:  # fmt: skip
     """Runs a team of processes, each of which calls `connect`, until all have ended.
 
@@ -106,6 +107,7 @@ def launch(
         encrypt: encrypt connections. None encrypts unless the team is on one host and has no `address`: its sockets are
             then in a directory that no other user can enter. Several hosts need a key file.
         env: variables to add to the learners' environment.
+        together: all learners are started again after a death, although they are not synchronous.
         fork: a process on each host imports the program, and forks the learners, so that a dead one is replaced at
             once. For commands as of `fork_server.ForkServer`.
 
@@ -117,6 +119,7 @@ def launch(
     spec = LaunchSpec(
         command, learners, synchronous, nodes, node_rank, address, restart_after, max_restarts, grace, timeout,
         faults=faults or Faults(), environment=env or {}, inherited_files=inherited_files,
+        together=together,
     )  # fmt: skip
     if address is not None:
         split_address(address, "address")

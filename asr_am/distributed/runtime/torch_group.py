@@ -183,6 +183,7 @@ class GatherWork:
 
 
 NO_TIMEOUT = timedelta(days=7)  # validation may take long, and the transport detects dead learners
+SHORT = 7  # values of a row that are gathered with its length
 ABORT_TIMEOUT = 5.0  # seconds for collectives and process groups to end
 
 
@@ -245,13 +246,21 @@ class TorchBackend:
         )  # fmt: skip
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
-        """Gathers ragged rows: first their lengths, then rows padded to the greatest length."""
+        """Gathers ragged rows: first their lengths and, if no row is longer than `SHORT`, their values. Otherwise rows
+        padded to the greatest length follow.
+        """
         own = values.detach().to("cpu", torch.float64).reshape(-1)
-        lengths = [int(length) for length in self._all_gather(torch.tensor([len(own)], dtype=torch.float64))]
-        row = torch.zeros(max(1, *lengths), dtype=torch.float64)
-        row[: len(own)] = own
-        rows = self._all_gather(row)
-        return {rank: rows[rank][:length] for rank, length in enumerate(lengths)}
+        first = torch.zeros(1 + SHORT, dtype=torch.float64)
+        first[0] = len(own)
+        first[1 : 1 + len(own)] = own[:SHORT]
+        received = self._all_gather(first)
+        lengths = [int(row[0]) for row in received]
+        rows = [row[1:] for row in received]
+        if (longest := max(lengths)) > SHORT:
+            padded = torch.zeros(longest, dtype=torch.float64)
+            padded[: len(own)] = own
+            rows = self._all_gather(padded)
+        return {rank: row[:length] for rank, (row, length) in enumerate(zip(rows, lengths, strict=True))}
 
     def average(self, x: Tensor) -> Tensor:
         mean = x.detach().to("cpu", torch.float32, copy=True)
