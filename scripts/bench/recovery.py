@@ -161,7 +161,8 @@ def measure(strategy: str, kills: int, fork: bool, overrides: list[str]) -> list
             with contextlib.suppress(Preempted):
                 launch(
                     [sys.executable, "-m", "scripts.bench.recovery", "learner", str(out / "config.yaml")], LEARNERS,
-                    synchronous=parsed.synchronous, together=parsed.together, fork=fork, **parsed.launch_options.of_launch(),
+                    synchronous=parsed.synchronous, together=parsed.together, fork=fork,
+                    **parsed.launch_options.of_launch(),
                 )  # fmt: skip
             return killer.rows
     finally:

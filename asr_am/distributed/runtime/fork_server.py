@@ -1,7 +1,7 @@
 """`ForkServer`: a process that has imported what learners need, and forks them. A learner starts in milliseconds.
 
-So a learner that dies is replaced, and a team is started again, without seconds of imports. The server computes
-nothing, starts no thread and uses no GPU. It ends with its launcher, and learners end with it.
+So a learner that dies is replaced, and a team is started again, without seconds of imports. The server starts no thread
+and uses no GPU. It ends with its launcher, and learners end with it.
 """
 
 from __future__ import annotations
