@@ -8,6 +8,7 @@ training task waits for the futures of gloo's work and for the transport's notic
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -27,8 +28,9 @@ from asr_am.distributed.runtime.security import interface_of, is_loopback
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.team import CommStats, Group, SingleProcess, Work, find_group
 from asr_am.distributed.wire_dtype import mean_in_order, rounded, travels_as
-from asr_am.errors import InputError
+from asr_am.errors import ConnectionLost, InputError
 
+log = logging.getLogger(__name__)
 Complete = Callable[[dist.Work, Tensor], None]
 """Waits for a collective of a tensor. Raises LearnerLost if it cannot complete any more."""
 
@@ -213,11 +215,17 @@ class TorchBackend:
         # The transport finds lost learners, and `lose` ends their collectives. NCCL would end the process instead.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         backend = "cpu:gloo,cuda:nccl" if self._nccl else "gloo"
-        with only_own_peers():
-            dist.init_process_group(
-                backend, store=store, rank=membership.rank, world_size=membership.size, timeout=NO_TIMEOUT
-            )
-            self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
+        try:
+            with only_own_peers():
+                dist.init_process_group(
+                    backend, store=store, rank=membership.rank, world_size=membership.size, timeout=NO_TIMEOUT
+                )
+                self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
+        except RuntimeError as error:  # of gloo or of the store
+            reason = str(error).partition("\n")[0]
+            raise ConnectionLost(
+                f"not all learners could connect ({reason}): one may have ended, see the messages of the others"
+            ) from error
         assert dist.group.WORLD is not None
         self._groups = [dist.group.WORLD, self._control]
         self.world: Group = TorchGroup(
@@ -310,6 +318,7 @@ class TorchBackend:
 
     def restart_team(self, reason: str, lost: int | None) -> NoReturn:
         if self._supervised:
+            log.debug("learner %d: %s", self._membership.rank, reason)  # its launcher says who died
             end_process(EXIT_LOST)
         raise LearnerLost(self._membership.rank, f"cannot go on: {reason}")
 
