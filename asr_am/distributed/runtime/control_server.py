@@ -36,9 +36,9 @@ def wait_for_message(zmq_socket: zmq.Socket[bytes], seconds: float, fork_server:
         return bool(zmq_socket.poll(0))
     poller = zmq.Poller()
     poller.register(zmq_socket, zmq.POLLIN)
-    if fork_server is not None and (descriptor := fork_server.fileno()) is not None:
+    if fork_server is not None and (descriptor := fork_server.descriptor()) is not None:
         poller.register(descriptor, zmq.POLLIN)
-    return zmq_socket in dict(poller.poll(1000 * seconds))
+    return zmq_socket in dict(poller.poll(int(1000 * seconds)))
 
 
 class ControlServer:

@@ -110,8 +110,8 @@ class ForkServer:
             self._learners[number].report(pid, status)
             seconds = 0.0
 
-    def fileno(self) -> int | None:
-        """Returns the descriptor that can be read when `receive` has something to note. None before the first start."""
+    def descriptor(self) -> int | None:
+        """Returns what can be read when `receive` has something to note. None if there is no server."""
         return None if self._process is None else self._connection.fileno()
 
     def close(self) -> None:

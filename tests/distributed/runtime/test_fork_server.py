@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from omegaconf import OmegaConf
 
 from asr_am.distributed.leases import LearnerLost
+from asr_am.distributed.runtime.control_server import wait_for_message
 from asr_am.distributed.runtime.fork_server import ForkServer
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.errors import InputError
@@ -83,6 +85,20 @@ def test_a_server_that_was_killed_takes_its_learners_along_and_is_replaced(tmp_p
         wait_for(lambda: not is_alive(pid))
         assert server.fork(environment(0)).wait(30) == 0
     assert len((tmp_path / "servers").read_text().split()) == 2
+
+
+def test_an_end_is_reported_while_the_launcher_waits_for_messages(tmp_path: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        with closing(ForkServer(command(tmp_path))) as server:
+            learner = server.fork(environment(3))
+            said(tmp_path, 3)
+            assert learner.poll() is None
+            os.killpg(learner.pid, signal.SIGKILL)
+            began = time.monotonic()
+            assert not wait_for_message(router, 30.0, server) and time.monotonic() < began + 15
+            assert learner.poll() == -signal.SIGKILL
+        began = time.monotonic()
+        assert not wait_for_message(router, 0.1, server) and time.monotonic() > began + 0.09, "it has ended"
 
 
 def test_learners_end_with_their_launcher(tmp_path: Path) -> None:
