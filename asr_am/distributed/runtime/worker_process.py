@@ -261,7 +261,11 @@ class WorkerProcesses:
 def _signal(process: subprocess.Popen[bytes] | ForkedProcess, number: int) -> None:
     """Signals the whole process group, which may outlive its leader."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            if process.returncode is None:
+                os.kill(process.pid, number)  # it has just been forked, and leads no group yet
 
 
 def end_process(status: int = 0) -> NoReturn:

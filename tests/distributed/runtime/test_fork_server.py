@@ -21,6 +21,7 @@ from asr_am.distributed.leases import LearnerLost
 from asr_am.distributed.runtime.control_server import wait_for_message
 from asr_am.distributed.runtime.fork_server import ForkServer
 from asr_am.distributed.runtime.launcher import launch
+from asr_am.distributed.runtime.worker_process import _signal
 from asr_am.errors import InputError
 from asr_am.stages.layout import egs_dir, run_dir
 from asr_am.stages.train_config import with_schedule
@@ -85,6 +86,14 @@ def test_a_server_that_was_killed_takes_its_learners_along_and_is_replaced(tmp_p
         wait_for(lambda: not is_alive(pid))
         assert server.fork(environment(0)).wait(30) == 0
     assert len((tmp_path / "servers").read_text().split()) == 2
+
+
+def test_learners_that_have_just_been_forked_get_signals(tmp_path: Path) -> None:
+    with closing(ForkServer(command(tmp_path))) as server:
+        for _ in range(20):
+            learner = server.fork(environment(3))
+            _signal(learner, signal.SIGTERM)
+            assert learner.wait(5) == -signal.SIGTERM
 
 
 def test_an_end_is_reported_while_the_launcher_waits_for_messages(tmp_path: Path) -> None:
