@@ -147,8 +147,8 @@ class ForkedRun(Trainable, Protocol):
     """A run that a process opens once for all learners that it forks (`fork_server`)."""
 
     def warm_up(self) -> None:
-        """Makes the first weights and computes a loss on the CPU, so that learners need not prepare that. Starts no
-        thread if torch may use one: autograd, which has some, is not used.
+        """Makes the first weights and computes one loss on the CPU, so that learners find done what is slow the first
+        time. Starts no thread if torch uses one. So there is no backward pass: autograd may start threads.
         """
         ...
 
