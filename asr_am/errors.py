@@ -29,7 +29,7 @@ class Preempted(Exception):
 
 
 class ConnectionLost(InputError):
-    """The connection to the supervisor broke. If the supervisor is alive, it restarts this learner."""
+    """A connection broke, since its other end has ended. If the supervisor is alive, it restarts this learner."""
 
 
 def one_line(message: str) -> str:

@@ -40,6 +40,7 @@ class LaunchSpec:
         faults: injected faults. A crash that is listed here has its own restart time.
         environment: variables to add to this process' own.
         inherited_files: descriptors that learners on this host keep open.
+        together: the strategy is not synchronous, but all learners start again after a death, too.
     """
 
     command: Sequence[str]
@@ -57,6 +58,7 @@ class LaunchSpec:
     faults: Faults = field(default_factory=Faults)
     environment: Mapping[str, str] = field(default_factory=dict)
     inherited_files: Sequence[int] = ()
+    together: bool = False
 
     def __post_init__(self) -> None:
         if self.learners < 1 or self.nodes < 1:

@@ -308,7 +308,11 @@ class Supervisor:
             log.warning("learner %d %s; the others continue without it", rank, how)
             if not self._running and not self._finished:
                 raise LearnerLost(rank, f"{how}, as all others had before")
-        if self._coordinator.weights_lost and not self._finished:
+        if self._finished:
+            return
+        if self._spec.together and restart_after is not None:
+            self._restart_team(f"learner {rank} {how}")
+        elif self._coordinator.weights_lost:
             self._restart_team(f"learner {rank} was the last with the updates since the last checkpoint")
 
     def _answer_request(self, rank: int, message: ControlMessage) -> None:

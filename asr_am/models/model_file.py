@@ -29,16 +29,27 @@ def write_torch(value: Any, path: Path) -> None:
         raise InputError(f"{path}: cannot be written ({reason}); free some disk space and start again") from error
 
 
-def read_torch(path: Path, remedy: str) -> Any:
-    """Loads tensors and plain values only. Raises InputError with `remedy` if the file is missing or damaged."""
+def check_torch(path: Path, remedy: str) -> None:
+    """Compares the checksums of a file. Raises InputError with `remedy` if it is missing or damaged."""
     try:
-        with zipfile.ZipFile(path) as file:  # torch does not verify checksums
+        with zipfile.ZipFile(path) as file:
             if damaged := file.testzip():
                 raise InputError(f"checksum of {damaged} is wrong")
+    except Exception as error:  # zipfile raises many types for a damaged file
+        raise InputError(f"{path}: not readable ({_first_line(error)}); {remedy}") from error
+
+
+def read_torch(path: Path, remedy: str) -> Any:
+    """Loads tensors and plain values only. Raises InputError with `remedy` if the file is missing or damaged."""
+    check_torch(path, remedy)  # torch does not verify checksums
+    try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch, zipfile and pickle raise many types for a damaged file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path}: not readable ({reason}); {remedy}") from error
+    except Exception as error:  # torch and pickle raise many types for a damaged file
+        raise InputError(f"{path}: not readable ({_first_line(error)}); {remedy}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def save_model(path: Path, model: AcousticModel, info: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from asr_am.stages.train_config import TrainConfig
 if TYPE_CHECKING:
     from asr_am.train.lm import HeldOutText, LmOptions
     from asr_am.train.train_options import TrainOptions
-    from asr_am.train.trainable import Trainable
+    from asr_am.train.trainable import ForkedRun
 
 
 def lm_config(cfg: DictConfig, out: Path) -> TrainConfig:
@@ -32,7 +32,7 @@ def lm_config(cfg: DictConfig, out: Path) -> TrainConfig:
 
 def _open_run(
     paths: Layout, section: LmSection, options: LmOptions, config: TrainConfig, _: TrainOptions
-) -> Trainable:  # fmt: skip
+) -> ForkedRun:  # fmt: skip
     from asr_am.train.lm import LmRun
     from asr_am.train.lm_text import read_text
 

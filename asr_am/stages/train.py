@@ -247,7 +247,7 @@ def train_processes(config: TrainConfig) -> None:
     warn_if_crowded(config)
     command = [sys.executable, "-m", "asr_am.stages.train_worker", str(config.out / "config.yaml")]
     launch(
-        command, config.size // config.launch_options.nodes, synchronous=config.synchronous,
+        command, config.size // config.launch_options.nodes, synchronous=config.synchronous, together=config.together,
         faults=config.cluster.faults, inherited_files=held_locks(), fork=True, **config.launch_options.of_launch(),
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asr_am.distributed.cluster_config import Cluster, Workload
     from asr_am.train.tracking import Tracker
     from asr_am.train.train_options import TrainOptions
-    from asr_am.train.trainable import Trainable
+    from asr_am.train.trainable import ForkedRun
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class TrainConfig:
     """
 
     out: Path
-    open_run: Callable[[TrainConfig, TrainOptions], Trainable]
+    open_run: Callable[[TrainConfig, TrainOptions], ForkedRun]
     options: TrainOptions
     learners: int
     servers: int
@@ -68,7 +68,12 @@ class TrainConfig:
         """True if all learners take their steps together."""
         return bool(self.strategy.func.is_synchronous(self.strategy.keywords))
 
-    def make_run(self, rank: int = 0) -> Trainable:
+    @property
+    def together(self) -> bool:
+        """True if all learners start again after the death of one."""
+        return not self.strategy.func.fault_tolerant
+
+    def make_run(self, rank: int = 0) -> ForkedRun:
         """Returns the run for the learner of this rank. Ranks that only serve parameters compute on the CPU."""
         options = self.options if rank < self.learners else replace(self.options, device="cpu")
         return self.open_run(self, options)
@@ -86,7 +91,7 @@ class TrainConfig:
     @classmethod
     def parse_for(
         cls, cfg: DictConfig, out: Path, options: TrainOptions,
-        open_run: Callable[[TrainConfig, TrainOptions], Trainable], launch: DictConfig, provenance: dict[str, Any],
+        open_run: Callable[[TrainConfig, TrainOptions], ForkedRun], launch: DictConfig, provenance: dict[str, Any],
         where: str = "",
     ) -> TrainConfig:  # fmt: skip
         """Parses the options of the training of any model.
@@ -133,7 +138,7 @@ class TrainConfig:
         return config
 
 
-def _open_acoustic(egs: Path, denominator: Path | None, config: TrainConfig, options: TrainOptions) -> Trainable:
+def _open_acoustic(egs: Path, denominator: Path | None, config: TrainConfig, options: TrainOptions) -> ForkedRun:
     from asr_am.train.run_setup import RunSetup
 
     return RunSetup(

@@ -27,13 +27,20 @@ from asr_am.stages.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from asr_am.distributed.team import Team
+    from asr_am.train.trainable import ForkedRun
 
 log = logging.getLogger(__name__)
+NEEDED = (  # by learners, and imported late
+    "asr_am.train.trainer", "asr_am.distributed.runtime.connect", "asr_am.distributed.runtime.rendezvous",
+    "asr_am.distributed.runtime.torch_group", "torch._dynamo",  # by torch's first optimizer
+    "torch.utils.serialization.config",
+)  # fmt: skip
 _prepared: dict[Path, TrainConfig] = {}  # by file, what `prepare` has read
+_opened: dict[Path, ForkedRun] = {}  # by file, the run on the CPU that `prepare` has opened
 
 
-def run_worker(config: TrainConfig) -> None:
-    """Trains as the learner that the environment of this process names."""
+def run_worker(config: TrainConfig, run: ForkedRun | None = None) -> None:
+    """Trains as the learner that the environment of this process names. `run` is its run, None if it is not open."""
     from asr_am.train.trainer import train_run
 
     signals = config.launch_options.signals
@@ -41,16 +48,17 @@ def run_worker(config: TrainConfig) -> None:
         signals = ("USR1", *(name for name in signals if name == "USR2"))
     with noting(signals):
         team = connect_team(config)
-        train_run(config.make_run(team.rank), team, config.cluster.faults)
+        train_run(run or config.make_run(team.rank), team, config.cluster.faults)
 
 
 def connect_team(config: TrainConfig) -> Team:
     """Connects to the other learners. Raises InputError if they cannot be reached."""
     from asr_am.distributed.runtime.connect import connect
-    from asr_am.distributed.runtime.mpi_team import connect_mpi
 
     launch = config.launch_options
     if config.launcher == "mpi":
+        from asr_am.distributed.runtime.mpi_team import connect_mpi
+
         return connect_mpi(
             config.cluster.faults, config.workload, synchronous=config.synchronous, device=config.cluster.device,
             wire=launch.wire,
@@ -63,12 +71,21 @@ def connect_team(config: TrainConfig) -> Team:
 
 def prepare(path: str) -> None:
     """Imports and reads what a learner needs, in the process that forks learners (`fork_server`)."""
-    from asr_am.egs.loader import load_compiled
+    for name in NEEDED:
+        import_module(name)
+    import torch
 
-    for name in ("asr_am.train.trainer", "asr_am.distributed.runtime.torch_group", "torch._dynamo"):
-        import_module(name)  # torch imports the last one with its first optimizer
+    from asr_am.egs.loader import load_compiled
+    from asr_am.models.device import choose_device
+
+    torch.set_num_threads(1)  # threads would be missing in learners, which set their number later
     load_compiled()
-    _prepared[Path(path)] = read_config(Path(path))
+    config = _prepared[Path(path)] = read_config(Path(path))
+    if choose_device(config.options.device).type == "cpu":  # each learner has a GPU of its own
+        run = config.make_run()
+        if config.options.threads <= 1 < config.size:  # else weights would be rounded as one thread does
+            run.warm_up()
+        _opened[Path(path)] = run
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -98,7 +115,7 @@ def main() -> None:
     try:
         if "ASR_AM_LAUNCHER" in os.environ:
             set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))  # before imports that take seconds
-        run_worker(_prepared.get(path) or read_config(path))
+        run_worker(_prepared.get(path) or read_config(path), _opened.get(path))
     except Exception as error:
         status = report_failure(error, rank, path.parent)
     end_process(status)

@@ -18,7 +18,7 @@ from typing import Any
 from asr_am import disk
 from asr_am.distributed.leases import LossSums
 from asr_am.errors import InputError
-from asr_am.models.model_file import read_torch, write_torch
+from asr_am.models.model_file import check_torch, read_torch, write_torch
 from asr_am.train.leadership import Terms
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class Checkpoints:
             try:
                 state = read_torch(path / "run.pt", self._remedy())
                 for rank in state["members"] if isinstance(state, dict) else ():
-                    read_torch(path / f"learner-{rank}.pt", self._remedy())
+                    check_torch(path / f"learner-{rank}.pt", self._remedy())
                 break
             except InputError as error:
                 damaged.append((path, error))

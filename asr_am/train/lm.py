@@ -217,6 +217,10 @@ class LmRun:
         strategy.attach(model, summed_loss, partial(first_batch, self, team.rank))
         return LmState(model, strategy.params, strategy.optimizer, self.loader, self.options, self.device), strategy
 
+    def warm_up(self) -> None:
+        """See `ForkedRun.warm_up`."""
+        summed_loss(self.model(), self.loader.batch(self.plan(0), 0))
+
     def plan(self, epoch: int) -> LmPlan:
         """Returns the batches of an epoch. Caches one plan, as all learners ask for the same."""
         if self._plan is None or self._plan.epoch != epoch:

@@ -148,6 +148,10 @@ class RunSetup:
         )
         return state, strategy
 
+    def warm_up(self) -> None:
+        """See `ForkedRun.warm_up`."""
+        self._loss(self.model(), self.loader.batch(self.plan(0), 0))
+
     def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
         x_BTF, targets_BT = batch.x_BTF.to(self.device), batch.targets_BT.to(self.device)
         assert isinstance(model, AcousticModel)

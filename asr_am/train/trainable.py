@@ -1,6 +1,6 @@
 """What the training loop needs of a model and its data: an acoustic model (`run_setup`) or a language model (`lm`).
 
-    Trainable           one run: options, batches of an epoch, validation, files
+    Trainable           one run: options, batches of an epoch, validation, files (ForkedRun: opened for all learners)
       Data              the batches, which any learner can assemble by number
       LearnerState      one learner's model, with its dense parameters as flat vectors
 
@@ -140,6 +140,16 @@ class Trainable(Protocol):
 
     def checkpoints(self, strategy: str) -> Checkpoints:
         """Returns the run's checkpoints. Those of other options, learners or examples are refused."""
+        ...
+
+
+class ForkedRun(Trainable, Protocol):
+    """A run that a process opens once for all learners that it forks (`fork_server`)."""
+
+    def warm_up(self) -> None:
+        """Makes the first weights and computes one loss on the CPU, so that learners find done what is slow the first
+        time. Starts no thread if torch uses one. So there is no backward pass: autograd may start threads.
+        """
         ...
 
 

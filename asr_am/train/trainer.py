@@ -178,9 +178,9 @@ class Trainer:
             self.checkpoints.terms.open(self.team.launch, rejoins=True)
             self._resume()
             return
-        w = self.model_state.params.w.cpu().double()
-        on_gpu = float(self.model_state.device.type == "cuda")
-        fingerprint = [float(w.abs().sum()), float(w.square().sum()), on_gpu]
+        parts = (part.double() for part in self.model_state.params.w.cpu().split(1 << 16))  # small ones stay in cache
+        sums = torch.stack([torch.stack((part.abs().sum(), part.square().sum())) for part in parts]).sum(0)
+        fingerprint = [*sums.tolist(), float(self.model_state.device.type == "cuda")]
         rows = self.team.gather(torch.tensor(fingerprint, dtype=torch.float64))
         if not all(torch.allclose(row[:2], rows[self.team.rank][:2], rtol=REL_TOL) for row in rows.values()):
             raise InputError(

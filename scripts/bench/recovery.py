@@ -156,12 +156,13 @@ def measure(strategy: str, kills: int, fork: bool, overrides: list[str]) -> list
             parsed = TrainConfig.parse(cfg, out)
             OmegaConf.save(with_schedule(cfg), out / "config.yaml", resolve=True)
             os.environ[EVENTS] = str(events)
-            killer = Killer(events, kills, parsed.synchronous or strategy == "ps_sync")
+            killer = Killer(events, kills, parsed.synchronous or parsed.together)
             killer.start()
             with contextlib.suppress(Preempted):
                 launch(
                     [sys.executable, "-m", "scripts.bench.recovery", "learner", str(out / "config.yaml")], LEARNERS,
-                    synchronous=parsed.synchronous, fork=fork, **parsed.launch_options.of_launch(),
+                    synchronous=parsed.synchronous, together=parsed.together, fork=fork,
+                    **parsed.launch_options.of_launch(),
                 )  # fmt: skip
             return killer.rows
     finally:

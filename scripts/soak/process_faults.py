@@ -155,7 +155,8 @@ class Team:
         options = {
             "command": [*learner, str(self.out), "[]", str(self.epochs)], "namespace": None,
             "learners": SIZE // max(len(self.spaces), 1), "synchronous": self.strategy in IN_STEP,
-            "restart_after": 0.0, "max_restarts": 1000, "env": {"NOTES": str(self.notes)}, "fork": True,
+            "together": self.strategy in NEEDS_ALL, "restart_after": 0.0, "max_restarts": 1000,
+            "env": {"NOTES": str(self.notes)}, "fork": True,
         }  # fmt: skip
         if self.spaces:
             options |= {"nodes": 2, "address": f"{ADDRESSES[0]}:{PORT}", "key_file": str(self.folder / "key")}

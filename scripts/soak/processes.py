@@ -8,12 +8,14 @@ from the fault to this checkpoint. A command that ends with an error is started 
 that is no problem. With `--fault` the chosen ones happen in turn, and with `--deaths` those of `DEATHS`.
 
 `asr_am.train.audit` checks the history of each run. The held-out loss is compared with that of runs without faults.
-Prints tables of the kinds of faults and of the runs.
+Prints tables of the kinds of faults and of the runs. With `--journal` a soak that was killed goes on after the last run
+that has ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import random
@@ -26,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 from asr_am.distributed.runtime.worker_process import ended_by_sigterm
@@ -69,11 +71,40 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def chooser(kinds: Sequence[Fault]) -> Choose:
-    """Returns what chooses the next fault: of `FAULTS` by their weights, of others in turn."""
+class Journal:
+    """The outcomes of runs that have ended, one a line of JSON, so that a soak goes on where it was killed.
+
+    Args:
+        path: the file, or None: nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def outcomes(self, name: str) -> list[Outcome]:
+        """Returns the outcomes that were added under a name. The last line may be cut off."""
+        if self._path is None or not self._path.exists():
+            return []
+        lines = self._path.read_text(encoding="utf-8").split("\n")[:-1]
+        found = [fields for other, fields in map(json.loads, lines) if other == name]
+        for fields in found:
+            fields["kinds"], fields["gaps"] = Counter(fields["kinds"]), [(name, gap) for name, gap in fields["gaps"]]
+        return [Outcome(**fields) for fields in found]
+
+    def add(self, name: str, outcome: Outcome) -> None:
+        if self._path is not None:
+            content = self._path.read_bytes() if self._path.exists() else b""
+            with self._path.open("r+b" if content else "wb") as file:
+                file.truncate(content.rfind(b"\n") + 1)
+                file.seek(0, os.SEEK_END)
+                file.write(json.dumps([name, vars(outcome)]).encode() + b"\n")
+
+
+def chooser(kinds: Sequence[Fault], done: int = 0) -> Choose:
+    """Returns what chooses the next fault: of `FAULTS` by their weights, of others in turn, after `done` of them."""
     if kinds is FAULTS:
         return lambda rng: rng.choices(kinds, [kind.weight for kind in kinds])[0]
-    turns = cycle(kinds)
+    turns = islice(cycle(kinds), done, None)
     return lambda rng: next(turns)
 
 
@@ -147,7 +178,7 @@ def _last_line(team: Team) -> str:
 
 def soak(
     strategy: str, kinds: Sequence[Fault], faults: int, minutes: float, first: int, folder: Path, keep: Path | None,
-    heading: str | None,
+    heading: str | None, journal: Journal,
 ) -> list[Outcome]:  # fmt: skip
     """Trains under faults until there were enough of them, or the time is over.
 
@@ -156,20 +187,24 @@ def soak(
         folder: for the runs.
         keep: folder for what runs with a problem have left, or None.
         heading: section of RESULTS.md that gets a row, or None.
+        journal: has the runs that an earlier command has finished, and gets those of this one.
     """
     egs_dir = write_examples(folder / "egs", frames_U=(60,) * 12)
-    references, choose = list[float](), chooser(kinds)
-    for number in range(UNDISTURBED):
+    undisturbed, outcomes = journal.outcomes(f"{strategy}, undisturbed"), journal.outcomes(strategy)
+    choose = chooser(kinds, total(outcomes).total())
+    for number in range(len(undisturbed), UNDISTURBED):
         outcome = _one(strategy, choose, egs_dir, folder / f"undisturbed{number}", number, "", 0, keep)
         if outcome.problems:
             raise SystemExit(f"{strategy}, without faults: {'; '.join(outcome.problems)}")
-        references.append(outcome.loss)
+        undisturbed.append(outcome)
+        journal.add(f"{strategy}, undisturbed", outcome)
+    references = [outcome.loss for outcome in undisturbed]
     end = time.monotonic() + 60 * minutes
-    outcomes: list[Outcome] = []
-    seed = first
+    seed = first + len(outcomes)
     while (left := faults - total(outcomes).total()) > 0 and time.monotonic() < end:
         outcome = _one(strategy, choose, egs_dir, folder / f"{seed}", seed, f"{strategy} {seed}", left, keep)
         outcomes.append(outcome)
+        journal.add(strategy, outcome)
         verdict = "; ".join(outcome.problems) or "no problem"
         print(f"{strategy} seed {seed}: {outcome.kinds.total()} faults, {verdict}", flush=True)
         seed += 1
@@ -254,6 +289,7 @@ def main() -> int:
     parser.add_argument("--fault", choices=[fault.name for fault in FAULTS], action="append", help="take these in turn")
     parser.add_argument("--deaths", dest="fault", action="store_const", const=DEATHS, help="kills and a pause, in turn")
     parser.add_argument("--keep", type=Path, help="keep the logs and files of runs with a problem in this folder")
+    parser.add_argument("--journal", type=Path, help="go on after the runs in this file, and add those that end")
     arguments = parser.parse_args()
     if os.geteuid():
         sys.exit("needs root, for network namespaces and mounts")
@@ -267,7 +303,7 @@ def main() -> int:
         with ended_by_sigterm(), tempfile.TemporaryDirectory() as folder:
             outcomes = soak(
                 strategy, kinds, arguments.faults, arguments.minutes, arguments.first, Path(folder), arguments.keep,
-                heading,
+                heading, Journal(arguments.journal),
             )  # fmt: skip
         failed = failed or any(outcome.problems for outcome in outcomes)
     return int(failed)

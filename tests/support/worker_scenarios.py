@@ -50,7 +50,7 @@ def synchronous() -> None:
     works = [team.start_all_reduce_mean(x[:400]), team.start_all_reduce_mean(x[400:])]
     for work in works:
         work.wait()
-    rows = team.gather(torch.arange(rank, dtype=torch.float64) + 1 / 3)
+    rows = team.gather(torch.arange(5 * rank, dtype=torch.float64) + 1 / 3)
     empty = team.gather(torch.zeros(0, dtype=torch.float64))
     average = team.average(torch.full((5,), rank * 3.0))
     alive = list(team.live_ranks())

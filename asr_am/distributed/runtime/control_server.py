@@ -12,6 +12,7 @@ import zmq
 
 from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import SUPERVISOR_SOCKET
+from asr_am.distributed.runtime.fork_server import ForkServer
 from asr_am.distributed.runtime.security import MAX_FRAME_BYTES, ConnectionMonitor, open_socket, split_address
 from asr_am.distributed.runtime.worker_process import LOCALHOST
 from asr_am.errors import InputError
@@ -29,6 +30,17 @@ def read_json(frames: list[bytes]) -> ControlMessage | None:
     return None
 
 
+def wait_for_message(zmq_socket: zmq.Socket[bytes], seconds: float, fork_server: ForkServer | None) -> bool:
+    """Returns whether a message has come within `seconds`. Does not wait on when the fork server reports something."""
+    if seconds <= 0:
+        return bool(zmq_socket.poll(0))
+    poller = zmq.Poller()
+    poller.register(zmq_socket, zmq.POLLIN)
+    if fork_server is not None and (descriptor := fork_server.descriptor()) is not None:
+        poller.register(descriptor, zmq.POLLIN)
+    return zmq_socket in dict(poller.poll(int(1000 * seconds)))
+
+
 class ControlServer:
     """The supervisor's socket for JSON messages from learners and from the agents on other hosts.
 
@@ -38,16 +50,21 @@ class ControlServer:
         connection_monitor: counts rejected connections and messages.
     """
 
-    def __init__(self, address: str | None, key: str | None, private_dir: Path | None = None) -> None:
+    def __init__(
+        self, address: str | None, key: str | None, private_dir: Path | None = None,
+        fork_server: ForkServer | None = None,
+    ) -> None:  # fmt: skip
         """Listens in a private directory, or on `address`, or without both on a free port that only this host reaches.
 
         Args:
             address: host:port, or None.
+            fork_server: its reports end a wait for messages.
 
         Raises:
             InputError: the address cannot be bound.
         """
         self.host, port = _bind_address(address) if address else (LOCALHOST, 0)
+        self._fork_server = fork_server
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.ROUTER, key, heartbeats=False)
         self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_FRAMES)
@@ -66,12 +83,11 @@ class ControlServer:
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, ControlMessage]]:
         """Yields messages with the connections they came on, up to a limit. Waits `seconds` for the first."""
-        wait = int(1000 * seconds)
         for _ in range(MAX_MESSAGES_PER_TURN):
-            if not self._socket.poll(wait):
+            if not wait_for_message(self._socket, seconds, self._fork_server):
                 break
             connection, *frames = self._socket.recv_multipart()
-            wait = 0
+            seconds = 0.0
             message = read_json(frames)
             if message is not None:
                 yield connection, message

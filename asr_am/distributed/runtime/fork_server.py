@@ -1,7 +1,7 @@
 """`ForkServer`: a process that has imported what learners need, and forks them. A learner starts in milliseconds.
 
-So a learner that dies is replaced, and a team is started again, without seconds of imports. The server computes
-nothing, starts no thread and uses no GPU. It ends with its launcher, and learners end with it.
+So a learner that dies is replaced, and a team is started again, without seconds of imports. The server starts no thread
+and uses no GPU. It ends with its launcher, and learners end with it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,7 +24,6 @@ from asr_am.parent_death import signal_on_parent_death
 
 MAX_PACKET = 1 << 16  # bytes of a learner's own variables, or of a report
 FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # looking for GPUs starts no CUDA, which learners could not use then
-TICK = 0.02  # seconds between two looks for processes that have ended
 
 
 class ForkedProcess:
@@ -110,6 +110,10 @@ class ForkServer:
             self._learners[number].report(pid, status)
             seconds = 0.0
 
+    def descriptor(self) -> int | None:
+        """Returns what can be read when `receive` has something to note. None if there is no server."""
+        return None if self._process is None else self._connection.fileno()
+
     def close(self) -> None:
         """Ends the server, and its learners with it."""
         if self._process is not None:
@@ -139,31 +143,32 @@ def serve(connection: socket.socket) -> dict[str, str] | None:
     Returns:
         In a learner its own variables. In the server, when the launcher has ended, None.
     """
-    server, numbers = os.getpid(), dict[int, int]()  # by process
-    connection.settimeout(TICK)
-    for number in count():
-        while (request := _receive(connection)) is None:
-            while numbers:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                connection.send(json.dumps([numbers.pop(pid), pid, os.waitstatus_to_exitcode(status)]).encode())
-        if not request:
-            break
+    server, numbers, next_number = os.getpid(), dict[int, int](), count()  # numbers by process
+    ended, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    while True:
+        ready, _, _ = select.select([connection, ended], [], [])
+        if ended in ready:
+            ended.recv(MAX_PACKET)
+            while numbers and (found := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = found[0], os.waitstatus_to_exitcode(found[1])
+                connection.send(json.dumps([numbers.pop(pid), pid, status]).encode())
+        if connection not in ready:
+            continue
+        if not (request := connection.recv(MAX_PACKET)):
+            return None
         if (pid := os.fork()) == 0:
-            connection.close()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (connection, ended, wake):
+                end.close()
             os.setsid()
             signal_on_parent_death(signal.SIGKILL)
             return dict(json.loads(request)) if os.getppid() == server else None
-        numbers[pid] = number
-        connection.send(json.dumps([number, pid, None]).encode())
-    return None
-
-
-def _receive(connection: socket.socket) -> bytes | None:
-    with suppress(TimeoutError):
-        return connection.recv(MAX_PACKET)
-    return None
+        numbers[pid] = next(next_number)
+        connection.send(json.dumps([numbers[pid], pid, None]).encode())
 
 
 def main() -> None:

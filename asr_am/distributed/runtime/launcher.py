@@ -16,7 +16,7 @@ from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
 from asr_am.distributed.node_agent import NodeAgent
-from asr_am.distributed.runtime.control_server import ControlServer, read_json
+from asr_am.distributed.runtime.control_server import ControlServer, read_json, wait_for_message
 from asr_am.distributed.runtime.fork_server import ForkServer
 from asr_am.distributed.runtime.preemption import noting, preempted
 from asr_am.distributed.runtime.private_dir import private_dir
@@ -32,7 +32,7 @@ from asr_am.distributed.supervisor import Supervisor
 
 def make_supervisor(spec: LaunchSpec, fork_server: ForkServer | None = None) -> Supervisor:
     """Returns the supervisor of a team, which listens already. `fork_server` forks its learners."""
-    server = ControlServer(spec.address, spec.key, spec.private_dir)
+    server = ControlServer(spec.address, spec.key, spec.private_dir, fork_server)
     serves_store = spec.synchronous and spec.private_dir is None
     rendezvous = RendezvousInfo(
         None if spec.synchronous else server.url, (server.host, free_port(server.host)) if serves_store else None
@@ -53,21 +53,25 @@ def make_agent(spec: LaunchSpec, fork_server: ForkServer | None = None) -> NodeA
         return WorkerProcesses(spec, rendezvous, fork_server)
 
     clock = AwakeClock(HEARTBEAT_TIMEOUT / 5)
-    return NodeAgent(spec, SupervisorConnection(spec), make_workers, clock, socket.gethostname())
+    return NodeAgent(spec, SupervisorConnection(spec, fork_server), make_workers, clock, socket.gethostname())
 
 
 class SupervisorConnection:
-    """An agent's socket to the supervisor (`node_agent.AgentConnection`)."""
+    """An agent's socket to the supervisor (`node_agent.AgentConnection`).
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    Args:
+        fork_server: its reports end a wait for messages.
+    """
+
+    def __init__(self, spec: LaunchSpec, fork_server: ForkServer | None = None) -> None:
+        self._fork_server = fork_server
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER, spec.key, heartbeats=False)
         self._socket.connect(f"tcp://{spec.address}")
 
     def receive(self, seconds: float) -> Iterator[ControlMessage]:
-        wait = int(1000 * seconds)
-        while self._socket.poll(wait):
-            wait = 0
+        while wait_for_message(self._socket, seconds, self._fork_server):
+            seconds = 0.0
             message = read_json(self._socket.recv_multipart())
             if message is not None:
                 yield message
@@ -86,6 +90,7 @@ def launch(
     signals: Sequence[str] = (), timeout: float = 60.0,
     key_file: str | None = None, encrypt: bool | None = None, faults: Faults | None = None,
     env: Mapping[str, str] | None = None, inherited_files: Sequence[int] = (), fork: bool = False,
+    together: bool = False,
 ) -> None:  # fmt: skip
     """Runs a team of processes, each of which calls `connect`, until all have ended.
 
@@ -102,6 +107,7 @@ def launch(
         encrypt: encrypt connections. None encrypts unless the team is on one host and has no `address`: its sockets are
             then in a directory that no other user can enter. Several hosts need a key file.
         env: variables to add to the learners' environment.
+        together: all learners are started again after a death, although they are not synchronous.
         fork: a process on each host imports the program, and forks the learners, so that a dead one is replaced at
             once. For commands as of `fork_server.ForkServer`.
 
@@ -113,6 +119,7 @@ def launch(
     spec = LaunchSpec(
         command, learners, synchronous, nodes, node_rank, address, restart_after, max_restarts, grace, timeout,
         faults=faults or Faults(), environment=env or {}, inherited_files=inherited_files,
+        together=together,
     )  # fmt: skip
     if address is not None:
         split_address(address, "address")

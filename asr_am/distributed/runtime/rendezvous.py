@@ -22,7 +22,7 @@ from torch.distributed import DistError, FileStore, PrefixStore, Store, TCPStore
 from asr_am.distributed.runtime.private_dir import check_private_dir, make_private_dir
 from asr_am.distributed.runtime.signed_store import SignedStore
 from asr_am.distributed.runtime.worker_process import WorkerEnv
-from asr_am.errors import InputError
+from asr_am.errors import ConnectionLost, InputError
 
 Result = TypeVar("Result")
 
@@ -142,7 +142,7 @@ class Rendezvous:
         try:
             yield
         except DistError as error:
-            raise InputError(
+            raise ConnectionLost(
                 f"{self._name}: learner 0 ended before all learners had connected: see its message"
             ) from error
 

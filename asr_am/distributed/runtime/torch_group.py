@@ -8,6 +8,7 @@ training task waits for the futures of gloo's work and for the transport's notic
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -27,8 +28,9 @@ from asr_am.distributed.runtime.security import interface_of, is_loopback
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.distributed.team import CommStats, Group, SingleProcess, Work, find_group
 from asr_am.distributed.wire_dtype import mean_in_order, rounded, travels_as
-from asr_am.errors import InputError
+from asr_am.errors import ConnectionLost, InputError
 
+log = logging.getLogger(__name__)
 Complete = Callable[[dist.Work, Tensor], None]
 """Waits for a collective of a tensor. Raises LearnerLost if it cannot complete any more."""
 
@@ -183,6 +185,7 @@ class GatherWork:
 
 
 NO_TIMEOUT = timedelta(days=7)  # validation may take long, and the transport detects dead learners
+SHORT = 7  # values of a row that are gathered with its length
 ABORT_TIMEOUT = 5.0  # seconds for collectives and process groups to end
 
 
@@ -212,11 +215,17 @@ class TorchBackend:
         # The transport finds lost learners, and `lose` ends their collectives. NCCL would end the process instead.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         backend = "cpu:gloo,cuda:nccl" if self._nccl else "gloo"
-        with only_own_peers():
-            dist.init_process_group(
-                backend, store=store, rank=membership.rank, world_size=membership.size, timeout=NO_TIMEOUT
-            )
-            self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
+        try:
+            with only_own_peers():
+                dist.init_process_group(
+                    backend, store=store, rank=membership.rank, world_size=membership.size, timeout=NO_TIMEOUT
+                )
+                self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
+        except RuntimeError as error:  # of gloo or of the store
+            reason = str(error).partition("\n")[0]
+            raise ConnectionLost(
+                f"not all learners could connect ({reason}): one may have ended, see the messages of the others"
+            ) from error
         assert dist.group.WORLD is not None
         self._groups = [dist.group.WORLD, self._control]
         self.world: Group = TorchGroup(
@@ -245,13 +254,21 @@ class TorchBackend:
         )  # fmt: skip
 
     def gather(self, values: Tensor) -> dict[int, Tensor]:
-        """Gathers ragged rows: first their lengths, then rows padded to the greatest length."""
+        """Gathers ragged rows: first their lengths and, if no row is longer than `SHORT`, their values. Otherwise rows
+        padded to the greatest length follow.
+        """
         own = values.detach().to("cpu", torch.float64).reshape(-1)
-        lengths = [int(length) for length in self._all_gather(torch.tensor([len(own)], dtype=torch.float64))]
-        row = torch.zeros(max(1, *lengths), dtype=torch.float64)
-        row[: len(own)] = own
-        rows = self._all_gather(row)
-        return {rank: rows[rank][:length] for rank, length in enumerate(lengths)}
+        first = torch.zeros(1 + SHORT, dtype=torch.float64)
+        first[0] = len(own)
+        first[1 : 1 + len(own)] = own[:SHORT]
+        received = self._all_gather(first)
+        lengths = [int(row[0]) for row in received]
+        rows = [row[1:] for row in received]
+        if (longest := max(lengths)) > SHORT:
+            padded = torch.zeros(longest, dtype=torch.float64)
+            padded[: len(own)] = own
+            rows = self._all_gather(padded)
+        return {rank: row[:length] for rank, (row, length) in enumerate(zip(rows, lengths, strict=True))}
 
     def average(self, x: Tensor) -> Tensor:
         mean = x.detach().to("cpu", torch.float32, copy=True)
@@ -301,6 +318,7 @@ class TorchBackend:
 
     def restart_team(self, reason: str, lost: int | None) -> NoReturn:
         if self._supervised:
+            log.debug("learner %d: %s", self._membership.rank, reason)  # its launcher says who died
             end_process(EXIT_LOST)
         raise LearnerLost(self._membership.rank, f"cannot go on: {reason}")
 

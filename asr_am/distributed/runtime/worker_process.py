@@ -221,6 +221,8 @@ class WorkerProcesses:
 
     def ended(self) -> list[ExitStatus]:
         """Returns the processes that ended since the last call, killed ones first: others end because of them."""
+        if self._fork_server is not None:
+            self._fork_server.receive(0.0)  # also without a learner: what it reports would end each wait
         found = [
             ExitStatus(rank, incarnation, status)
             for rank, (incarnation, process) in self._running.items()
@@ -259,7 +261,11 @@ class WorkerProcesses:
 def _signal(process: subprocess.Popen[bytes] | ForkedProcess, number: int) -> None:
     """Signals the whole process group, which may outlive its leader."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            if process.returncode is None:
+                os.kill(process.pid, number)  # it has just been forked, and leads no group yet
 
 
 def end_process(status: int = 0) -> NoReturn:

@@ -20,7 +20,7 @@ from asr_am.distributed.runtime.private_dir import MARKER, check_private_dir, pr
 from asr_am.distributed.runtime.rendezvous import PeerInfo, Rendezvous
 from asr_am.distributed.runtime.security import new_key
 from asr_am.distributed.runtime.worker_process import WorkerEnv, free_port
-from asr_am.errors import InputError
+from asr_am.errors import ConnectionLost, InputError
 
 SOON = 1.5  # seconds
 
@@ -196,6 +196,14 @@ def test_a_host_that_does_not_answer() -> None:
         meet(who(1, 2, port))
     with pytest.raises(InputError, match=r"nosuchhost\.invalid .*does not answer within 0.1 s"):
         meet(who(1, 2, port, "nosuchhost.invalid"), 0.1)
+
+
+def test_a_learner_0_that_ends_while_others_connect() -> None:
+    port = free_port("127.0.0.1")
+    store = [TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)]
+    threading.Timer(0.3, store.clear).start()
+    with pytest.raises(ConnectionLost, match="learner 0 ended before all learners had connected"):
+        meet(who(1, 2, port), 20.0)
 
 
 def test_missing_learners() -> None:

@@ -14,11 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
+from omegaconf import OmegaConf
 
 from asr_am.distributed.leases import LearnerLost
+from asr_am.distributed.runtime.control_server import wait_for_message
 from asr_am.distributed.runtime.fork_server import ForkServer
 from asr_am.distributed.runtime.launcher import launch
+from asr_am.distributed.runtime.worker_process import _signal
 from asr_am.errors import InputError
+from asr_am.stages.layout import egs_dir, run_dir
+from asr_am.stages.train_config import with_schedule
+from tests.support.configurations import config
+from tests.support.egs_examples import write_examples
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,6 +88,28 @@ def test_a_server_that_was_killed_takes_its_learners_along_and_is_replaced(tmp_p
     assert len((tmp_path / "servers").read_text().split()) == 2
 
 
+def test_learners_that_have_just_been_forked_get_signals(tmp_path: Path) -> None:
+    with closing(ForkServer(command(tmp_path))) as server:
+        for _ in range(20):
+            learner = server.fork(environment(3))
+            _signal(learner, signal.SIGTERM)
+            assert learner.wait(5) == -signal.SIGTERM
+
+
+def test_an_end_is_reported_while_the_launcher_waits_for_messages(tmp_path: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        with closing(ForkServer(command(tmp_path))) as server:
+            learner = server.fork(environment(3))
+            said(tmp_path, 3)
+            assert learner.poll() is None
+            os.killpg(learner.pid, signal.SIGKILL)
+            began = time.monotonic()
+            assert not wait_for_message(router, 30.0, server) and time.monotonic() < began + 15
+            assert learner.poll() == -signal.SIGKILL
+        began = time.monotonic()
+        assert not wait_for_message(router, 0.1, server) and time.monotonic() > began + 0.09, "it has ended"
+
+
 def test_learners_end_with_their_launcher(tmp_path: Path) -> None:
     text = (
         "import sys, time; from asr_am.distributed.runtime.fork_server import ForkServer; import os; "
@@ -102,16 +132,24 @@ def test_a_server_serves_all_starts_of_a_team(tmp_path: Path, monkeypatch: pytes
     assert len((tmp_path / "servers").read_text().split()) == 2
 
 
-def test_what_learners_import_starts_no_thread_and_no_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_learners_need_is_opened_without_a_thread_or_a_gpu(threads: int, tmp_path: Path) -> None:
+    cfg = config(
+        "corpus=minicts", "align=triphone", "strategy=sync", "launcher=process", "learners=2", "train.device=cpu",
+        "logger=none", "train.batch_size=4", "model.layers=1", "model.cells=8", f"train.threads={threads}",
+        f"exp={tmp_path}",
+    )  # fmt: skip
+    write_examples(egs_dir(cfg))
+    (out := run_dir(cfg)).mkdir(parents=True)
+    OmegaConf.save(with_schedule(cfg), out / "config.yaml", resolve=True)
     text = (
-        "import os, torch; from contextlib import suppress; from asr_am.errors import InputError\n"
-        "from asr_am.stages.train_worker import prepare\n"
-        f"with suppress(InputError): prepare({str(tmp_path / 'toy/train/run/config.yaml')!r})\n"
-        "import sys; assert 'torch._dynamo' in sys.modules and 'asr_am.train.trainer' in sys.modules\n"
-        "print(len(os.listdir('/proc/self/task')), torch.cuda.is_initialized())"
+        "import os, sys, torch\nfrom asr_am.stages import train_worker\n"
+        f"train_worker.prepare({str(out / 'config.yaml')!r})\n"
+        "assert 'torch._dynamo' in sys.modules\n(run,) = train_worker._opened.values()\n"
+        "print(len(os.listdir('/proc/self/task')), torch.cuda.is_initialized(), '_start' in vars(run))"
     )
     done = subprocess.run(
         [sys.executable, "-c", text], env=environment(0) | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True,
         text=True,
     )  # fmt: skip
-    assert done.stdout.split() == ["1", "False"]
+    assert done.stdout.split() == ["1", "False", str(threads == 0)], "two threads would make other first weights"

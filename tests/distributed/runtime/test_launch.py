@@ -145,6 +145,16 @@ def test_asynchronous_the_dead_are_started_again_and_the_others_go_on(tmp_path: 
     assert list(left(tmp_path)) == ["0.0", "1.0", "1.1", "1.2", "1.3"]
 
 
+def test_asynchronous_all_are_started_again_if_the_strategy_cannot_go_on(tmp_path: Path) -> None:
+    text = """
+wait_for(3 + 3 * incarnation)
+if incarnation < 2:
+    os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(600)
+"""
+    launch(script(tmp_path, text), 3, synchronous=False, together=True, restart_after=0.01, max_restarts=2)
+    assert list(left(tmp_path)) == [f"{rank}.{incarnation}" for rank in range(3) for incarnation in range(3)]
+
+
 def test_asynchronous_the_others_go_on_if_a_cleaner_has_taken_the_sockets(tmp_path: Path) -> None:
     text = """
 wait_for(3)

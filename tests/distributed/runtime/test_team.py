@@ -32,7 +32,7 @@ def test_learners_synchronous(tmp_path: Path) -> None:
     assert list(found) == ["0.0", "1.0", "2.0"]
     for rank, values in enumerate(found.values()):
         assert values["mean"] == [1.0]
-        assert values["rows"] == {str(r): [k + 1 / 3 for k in range(r)] for r in range(3)}, "to the last bit"
+        assert values["rows"] == {str(r): [k + 1 / 3 for k in range(5 * r)] for r in range(3)}, "to the last bit"
         assert values["empty"] == [0, 0, 0] and values["average"] == [3.0] * 5
         assert values["alive"] == [0, 1, 2] and values["nothing"] and values["batches"] == 5
         comm_stats = values["comm_stats"]
