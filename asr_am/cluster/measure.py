@@ -83,9 +83,8 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
     host = links.get("host") or links["nic"]
     nic = links.get("nic") or host
     ring = 2 * (len(hosts) - 1) / len(hosts)
-    latency, bandwidth = (median(trials) for trials in (nic if several else host))
+    bandwidth = median((nic if several else host)[1])
     short = median(found["short_all_reduce"])
-    started = [max(0.0, seconds - 2 * (len(hosts) - 1) * latency) for seconds in found["short_all_reduce"]]
     efficiency = [ring * size / max(seconds - short, seconds / 2) / bandwidth for seconds in found["all_reduce"]]
     kept = [min(1.0, speed / median(found["computing"])) for speed in found["beside"]] or [1.0]
     logs = [math.log(speed) for speed in found["computing"]]
@@ -102,7 +101,7 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
         f"message_pieces: {PIECES}  # [assumed] connections of TCP share a network card",
         _line("host_bandwidth", host[1]),
         _line("host_latency", host[0]),
-        _line("collective_latency", started),
+        _line("collective_latency", [seconds / (2 * (len(hosts) - 1)) for seconds in found["short_all_reduce"]]),
         _line("all_reduce_efficiency", efficiency),
         _line("overlap_speed", kept),
         _line("update_bandwidth", [size / seconds for seconds in found["update"]]),

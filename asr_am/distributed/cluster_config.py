@@ -99,7 +99,7 @@ class Cluster:
             of TCP do. With one piece, a message passes as a whole.
         host_bandwidth: of messages inside a host.
         host_latency: of messages inside a host.
-        collective_latency: of starting a collective, on top of the latency of its links.
+        collective_latency: of each step of a collective. None: the latency of messages on its links.
         all_reduce_efficiency: rate that a ring or chain of learners reaches, relative to that of messages on its links.
         overlap_speed: share of its computing speed that a device keeps while a collective of its learner is
             transferred.
@@ -128,7 +128,7 @@ class Cluster:
     update_bandwidth: float
     averaging_bandwidth: float
     message_pieces: int = 1
-    collective_latency: float = 0.0
+    collective_latency: float | None = None
     factoring_bandwidth: float = math.inf
     scatter_cost: float = 1.0
     host_update_bandwidth: float = math.inf
@@ -148,8 +148,10 @@ class Cluster:
             _require(f"cluster.{key}_bandwidth", getattr(self, f"{key}_bandwidth"), above=0.0, most=math.inf)
         for key in ("all_reduce_efficiency", "scatter_cost"):
             _require(f"cluster.{key}", getattr(self, key), above=0.0)
-        for key in ("nic_latency", "host_latency", "site_latency", "collective_latency", "jitter"):
+        for key in ("nic_latency", "host_latency", "site_latency", "jitter"):
             _require(f"cluster.{key}", getattr(self, key), least=0.0)
+        if self.collective_latency is not None:
+            _require("cluster.collective_latency", self.collective_latency, least=0.0)
         _require("cluster.overlap_speed", self.overlap_speed, above=0.0, most=1.0)
 
     @classmethod

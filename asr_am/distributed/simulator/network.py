@@ -261,7 +261,7 @@ class SimNetwork:
             return self._scheduler.now
         if len(set(hosts)) == 1:
             seconds = count / (hardware.all_reduce_efficiency * hardware.host_bandwidth)
-            return self._scheduler.now + seconds + steps * hardware.host_latency + hardware.collective_latency
+            return self._scheduler.now + seconds + steps * self._step_latency(hardware.host_latency)
         begin, seconds = self._through_nics(dict.fromkeys(hosts, count), dict.fromkeys(hosts, count))
         end = begin + seconds / hardware.all_reduce_efficiency
         if hardware.sites > 1:
@@ -270,7 +270,7 @@ class SimNetwork:
             crossed = Counter((here, there) for here, there in links if here != there)
             end = max(end, self._through_site_links({link: times * count for link, times in crossed.items()}, begin))
             end += math.ceil(steps / len(hosts)) * crossed.total() * hardware.site_latency
-        return end + steps * hardware.nic_latency + hardware.collective_latency
+        return end + steps * self._step_latency(hardware.nic_latency)
 
     def exchange(self, hosts: Sequence[int], counts: Sequence[float]) -> float:
         """Each learner sends its `counts` bytes to every other."""
@@ -285,7 +285,7 @@ class SimNetwork:
             max(host_bytes[host] - count for host, count in zip(hosts, counts, strict=True)) / hardware.host_bandwidth
         )
         if len(learners) == 1:
-            return self._scheduler.now + inside + hardware.host_latency + hardware.collective_latency
+            return self._scheduler.now + inside + self._step_latency(hardware.host_latency)
         out = {host: host_bytes[host] * (size - learners[host]) for host in learners}
         into = {host: (total - host_bytes[host]) * learners[host] for host in learners}
         begin, seconds = self._through_nics(out, into)
@@ -296,7 +296,11 @@ class SimNetwork:
                 if (here := hardware.site_of(host)) != (there := hardware.site_of(other)):
                     between[here, there] += host_bytes[host] * learners[other]
             end = max(end, self._through_site_links(between, begin)) + hardware.site_latency
-        return end + hardware.nic_latency + hardware.collective_latency
+        return end + self._step_latency(hardware.nic_latency)
+
+    def _step_latency(self, of_message: float) -> float:
+        latency = self._hardware.collective_latency
+        return of_message if latency is None else latency
 
     def _through_nics(self, out: Mapping[int, float], into: Mapping[int, float]) -> tuple[float, float]:
         """Reserves the NICs for so many bytes each way. Returns when all are free, and the seconds of the slowest."""

@@ -61,7 +61,7 @@ def test_collectives_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_each_collective_costs_its_start(hosts: int) -> None:
+def test_steps_of_collectives_may_have_a_latency_of_their_own(hosts: int) -> None:
     def main(team: SimTeam) -> list[float]:
         team.start_all_reduce_mean(torch.zeros(10)).wait()
         reduced = team.now()
@@ -71,8 +71,10 @@ def test_each_collective_costs_its_start(hosts: int) -> None:
         return [reduced, gathered - reduced, team.now() - gathered]
 
     changes = {"hosts": hosts, "devices_per_host": 4 // hosts}
-    plain, dearer = (run(main, **changes, collective_latency=seconds)[3] for seconds in (0.0, 2.0))
-    assert dearer == pytest.approx([seconds + 2.0 for seconds in plain])
+    latency = 0.125 if hosts == 1 else 0.5  # of messages
+    plain, dearer = run(main, **changes)[3], run(main, **changes, collective_latency=latency + 2.0)[3]
+    steps = [6, 1, 3]  # of an all-reduce, an all-gather and a broadcast among four
+    assert dearer == pytest.approx([seconds + 2.0 * count for seconds, count in zip(plain, steps, strict=True)])
 
 
 def test_one_learner_reduces_with_nobody() -> None:
