@@ -19,7 +19,7 @@ from asr_am.distributed.simulator.epoch_timing import time_epoch
 from asr_am.stages.sections import values
 from asr_am.stages.train_config import strategy_factory
 
-SECONDS = 8.0  # of real computing per strategy, about
+SECONDS = 5.0  # of real computing per strategy, about
 LEAST_ROUNDS = 12
 SLEEP_JITTER = 0.01  # of learners that sleep. Equal ones would stay in step for ever where nothing keeps them there
 
