@@ -164,7 +164,7 @@ def test_low_rank_is_timed_with_the_workloads_matrices(matrices: Sequence[Sequen
     def main(team: SimTeam) -> None:
         params = FlatParams(nn.Linear(4, 6, bias=False))
         strategy = Powersgd(params, Optimizer(params, OptimizerOptions()), team, rank=2)
-        strategy._compress()
+        strategy.compress()
 
     cluster.run(main)
     elements = 200 + 20 + 400 + 40 if matrices else 2 * (4 + 6) * 10_200 / 24
@@ -196,17 +196,17 @@ class OwnOnly(Topk):
 class LowRankForgets(Powersgd):
     """Has no error feedback."""
 
-    def _compress(self) -> None:
+    def compress(self) -> None:
         self._error.zero_()
-        super()._compress()
+        super().compress()
 
 
 class ColdStart(Powersgd):
     """Begins each step with the first Q."""
 
-    def _compress(self) -> None:
+    def compress(self) -> None:
         self._factored = self._find_matrices()
-        super()._compress()
+        super().compress()
 
 
 MUTANTS: list[tuple[Callable[[MakeStrategy], None], MakeStrategy]] = [
