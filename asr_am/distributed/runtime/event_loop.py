@@ -287,12 +287,19 @@ class EventLoop:
                 for socket, _ in events:
                     if socket in self._ready:  # an earlier callback may have closed it
                         self._ready[socket]()
-                while self._timers and self._timers[0][0] <= self._clock.now():
-                    heapq.heappop(self._timers)[2]()
+                for action in self._due():
+                    action()
         except Exception as error:
             self._wait_monitor.fail(error)
         finally:
             self._end()
+
+    def _due(self) -> list[Action]:
+        """Removes the timers that are due. One that they set again, due at once, waits until sockets were polled."""
+        now, due = self._clock.now(), list[Action]()
+        while self._timers and self._timers[0][0] <= now:
+            due.append(heapq.heappop(self._timers)[2])
+        return due
 
     def _end(self) -> None:
         for action in self._at_stop:

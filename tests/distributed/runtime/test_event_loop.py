@@ -151,3 +151,19 @@ def test_a_clock_before_its_first_tick_is_a_clock() -> None:
     stopped_at = clock.now()
     time.sleep(0.01)
     assert clock.now() == stopped_at and clock.tick() > 0
+
+
+def test_a_timer_that_sets_itself_again_at_once_starves_no_command() -> None:
+    wait_monitor = WaitMonitor(CommStats())
+    loop, executed, turns = EventLoop(wait_monitor), TeamEvent(wait_monitor), [0]
+
+    def again() -> None:
+        turns[0] += 1
+        if turns[0] < 1000 and not executed.is_set():
+            loop.after(0.0, again)
+
+    loop.call(again)
+    loop.call(lambda: loop.call(executed.set))  # after the first turn
+    loop.start()
+    assert executed.wait(30) and turns[0] < 10
+    loop.stop()
