@@ -12,6 +12,8 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,8 @@ from asr_am.stages.train_config import strategy_factory
 
 REPEATS = 9
 WARM_ROUNDS = 3
-PAUSE = 0.02
-PAUSE_ELEMENTS = 1 << 23  # more bytes than a processor's cache
+PAUSE = 0.02  # seconds
+PAUSE_ELEMENTS = 1 << 23  # 32 MB are read and written before it
 COMPUTE_SIZE = 384  # rows of the matrices that stand for a gradient's computation
 COMPUTE_SECONDS = 0.3  # of such computation beside a collective, and without one
 
@@ -47,14 +49,11 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def collectives(team: Team, elements: int) -> dict[str, Any]:
-    """Returns what a synchronous team takes: all-reduces by bytes, work on the weights, computing.
+    """Returns seconds of all-reduces (of the weights, of one element) and of work on the weights, and computing speed.
 
     The processes of a host work at the same time, as in a synchronous step, and share its cores and memory.
     """
     x = torch.zeros(elements)
-
-    def all_reduce(count: int) -> float:
-        return timed(lambda: team.start_all_reduce_mean(x[:count]).wait())
 
     params = FlatParams(IdleWeights(elements))
     optimizer, other = Optimizer(params, OptimizerOptions()), torch.zeros(elements)
@@ -69,16 +68,16 @@ def collectives(team: Team, elements: int) -> dict[str, Any]:
         work.wait()
     return {
         "hosts": list(team.hosts), "computing": alone, "beside": [speed for speed in beside if speed],
-        "short_all_reduce": _at_once(team, lambda: all_reduce(1)),
-        "all_reduce": _at_once(team, lambda: all_reduce(elements)),
-        "update": _at_once(team, lambda: timed(optimizer.step)),
-        "averaging": _at_once(team, lambda: timed(lambda: other.add_(params.w).mul_(0.5))),
-        "factoring": _at_once(team, lambda: timed(powersgd.compress)),
+        "short_all_reduce": _at_once(team, lambda: team.start_all_reduce_mean(x[:1]).wait()),
+        "all_reduce": _at_once(team, lambda: team.start_all_reduce_mean(x).wait()),
+        "update": _at_once(team, optimizer.step),
+        "averaging": _at_once(team, lambda: other.add_(params.w).mul_(0.5)),
+        "factoring": _at_once(team, powersgd.compress),
     }  # fmt: skip
 
 
-def _at_once(team: Team, seconds: Callable[[], float]) -> list[float]:
-    """Returns the seconds of the slowest learner in each repeat, all of which begin together, after a pause.
+def _at_once(team: Team, work: Callable[[], object]) -> list[float]:
+    """Returns the seconds of the slowest learner in each repeat. All begin together, after a pause.
 
     The pause lets threads fall asleep and the processor's caches forget, as a batch does.
     """
@@ -87,7 +86,7 @@ def _at_once(team: Team, seconds: Callable[[], float]) -> list[float]:
         much.add_(1)
         barrier(team)
         team.sleep(PAUSE)
-        found.append(_slowest(team, seconds()))
+        found.append(_slowest(team, timed(work)))
     return found[2:]
 
 
@@ -115,9 +114,9 @@ def messages(team: Team, elements: int) -> dict[str, Any]:
     team.register_tag("weights", -elements)
     hosts, x, one = team.hosts, torch.zeros(elements), torch.zeros(1)
     found: dict[str, Any] = {}
-    clocks = iter(range(1 << 30))  # those of a tag never go back
+    clocks = count()  # those of a tag never go back
 
-    def exchange(tag: str, payload: torch.Tensor) -> None:
+    def exchange(to: int, source: int, tag: str, payload: torch.Tensor) -> None:
         team.send(to, tag, next(clocks), payload)
         team.recv(tag, source)
 
@@ -125,12 +124,12 @@ def messages(team: Team, elements: int) -> dict[str, Any]:
     alike = [rank for rank in range(team.size) if rank - hosts.index(hosts[rank]) == here.index(team.rank)]
     for link, ranks in (("host", here), ("nic", alike)):
         if len(ranks) == 1:
-            continue  # so it is for all learners
+            continue  # for all learners, as hosts have equally many
         own = ranks.index(team.rank)
         to, source = ranks[(own + 1) % len(ranks)], ranks[own - 1]
         found[link] = {
-            name: _at_once(team, lambda tag=tag, payload=payload: timed(lambda: exchange(tag, payload)))  # type: ignore[misc]
-            for name, tag, payload in (("latency", "short", one), ("seconds", "weights", x))
+            "latency": _at_once(team, partial(exchange, to, source, "short", one)),
+            "seconds": _at_once(team, partial(exchange, to, source, "weights", x)),
         }
     return found
 

@@ -33,7 +33,7 @@ def saved_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.yaml"
     if not path.exists():
         return {}
-    config = yaml.load(intact(path).read_text(encoding="utf-8"), yaml.CSafeLoader)  # 10 times as fast as SafeLoader
+    config = yaml.safe_load(intact(path).read_text(encoding="utf-8"))
     assert isinstance(config, dict)
     return {str(name): value for name, value in config.items()}
 

@@ -78,8 +78,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, nargs="+", default=[165.0, 0.001])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--processes", type=int, choices=[2, 4], default=2)
-    parser.add_argument("--gbits", type=float, help="of a link between two hosts")
-    parser.add_argument("--mpi", type=Path, metavar="PREFIX", help="environment with mpi4py and Open MPI")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--gbits", type=float, help="of a link between two hosts")
+    where.add_argument("--mpi", type=Path, metavar="PREFIX", help="environment with mpi4py and Open MPI")
     parser.add_argument("--encrypt", action="store_true", help="encrypt our messages, not the others")
     parser.add_argument("--learner", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -124,14 +125,12 @@ def learner(megabytes: Sequence[float], rounds: int, encrypt: bool, gbits: float
         pair.connect(f"tcp://{host}:{int(ports[other])}")
     for number, size_mb in enumerate(megabytes):
         x = torch.full((int(size_mb * 1e6 / 4),), float(team.rank))
-        shared = {"ours, shared memory": ours(team, other, x, team._transport._shared, f"w{number}")}
-        ways = shared if gbits is None else {}
+        ways = {}
+        if gbits is None:
+            ways["ours, shared memory"] = ours(team, other, x, team._transport._shared, f"w{number}")
         no_pool = SharedPool(team.rank, (), team._transport.address)
-        ways |= {
-            "ours, sockets": ours(team, other, x, no_pool, f"s{number}"),
-            "ZeroMQ pair": plain_pair(pair, x),
-            "gloo": gloo(other, x),
-        }
+        ways["ours, sockets"] = ours(team, other, x, no_pool, f"s{number}")
+        ways |= {"ZeroMQ pair": plain_pair(pair, x), "gloo": gloo(other, x)}
         if mpi_team is not None:
             ways["ours, MPI"] = ours(mpi_team, other, x, None, f"w{number}")
             ways["raw mpi4py"] = raw_mpi(mpi, other, x)
