@@ -115,7 +115,7 @@ def describe(name: str, found: Mapping[str, Any], size: float, speed: float) -> 
         f"name: {name}",
         "bytes: null",
         "seconds_per_batch: null",
-        f"frames_per_second: {{cpu: {speed:.4g}}}  # [measured] training on one core",
+        f"frames_per_second: {{cpu: {_number(speed)}}}  # [measured] training on one core",
         "emulate: false",
     ]
     return "\n".join(lines) + "\n", "\n".join(workload) + "\n"
@@ -131,4 +131,10 @@ def _link(trials: Mapping[str, Sequence[float]], size: float) -> tuple[list[floa
 
 
 def _line(key: str, trials: Sequence[float], how: str = "[measured]") -> str:
-    return f"{key}: {median(trials):.4g}  # {how} {min(trials):.3g} to {max(trials):.3g}"
+    return f"{key}: {_number(median(trials))}  # {how} {min(trials):.3g} to {max(trials):.3g}"
+
+
+def _number(value: float) -> str:
+    """Returns four digits, with the point that YAML 1.1 wants before an exponent."""
+    text = f"{value:.4g}"
+    return text if "." in text else text.replace("e", ".0e")

@@ -84,6 +84,16 @@ def test_this_host_is_measured_and_a_prediction_for_it_is_checked(
         measure.measure(cfg, "mine")
 
 
+@pytest.mark.parametrize("value", [8e8, 1.268e7, 2e-5, 0.5, 12.0, 0.0])
+def test_round_figures_are_numbers_for_every_reader_of_yaml(value: float) -> None:
+    pair = {"host": {"latency": [value + 1.0] * 3, "seconds": [value + 1.0] * 3}}
+    trials = dict.fromkeys(("short_all_reduce", "all_reduce", "update", "averaging", "factoring"), [1.0] * 3)
+    found = {"hosts": [0, 0], "computing": [1.0, 2.0], "beside": [], **pair, **trials}
+    cluster, workload = measure.describe("mine", found, 8e8, value)
+    assert yaml.safe_load(workload)["frames_per_second"] == {"cpu": value}
+    assert yaml.safe_load(cluster)["update_bandwidth"] == 8e8
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
