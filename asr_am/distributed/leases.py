@@ -91,6 +91,19 @@ class HostLost(LearnerLost):
         self.nodes = tuple(nodes)
 
 
+class ProcessLost(LearnerLost):
+    """Ends a team of MPI: a process has died. The others can be the next team (`asr_am.stages.train`).
+
+    Args:
+        rank: of the process, among those that lived.
+        left: number of processes that live.
+    """
+
+    def __init__(self, rank: int, left: int) -> None:
+        super().__init__(rank, "has ended")
+        self.left = left
+
+
 class StaleSegment(InputError):
     """A restarted learner asked for a segment that the others have finished. It has to load the newer checkpoint."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
 
 
 def lm_config(cfg: DictConfig, out: Path) -> TrainConfig:
-    """Parses the configuration of a language model's training. Raises InputError for an option that is wrong."""
+    """Parses the configuration of a language model's training. Raises InputError for an option that is wrong.
+
+    Injected faults are left out: they name learners of the acoustic model.
+    """
+    from asr_am.distributed.cluster_config import Faults
     from asr_am.train.lm import LmOptions
 
     section = build(LmSection, values(cfg.lm), "lm")
     options = LmOptions.build(section.model, {"device": cfg.train.device, **section.train})
     open_run = partial(_open_run, layout(cfg), section, options)
-    return TrainConfig.parse_for(cfg, out, options.train_options(), open_run, cfg.lm, {"model": section.name}, "lm.")
+    config = TrainConfig.parse_for(cfg, out, options.train_options(), open_run, cfg.lm, {"model": section.name}, "lm.")
+    return replace(config, cluster=replace(config.cluster, faults=Faults()))
 
 
 def _open_run(

@@ -46,7 +46,7 @@ from asr_am.stages.train_worker import run_worker
 from asr_am.train.identity import TEAM, run_identity
 
 if TYPE_CHECKING:
-    from asr_am.distributed.leases import HostLost
+    from asr_am.distributed.leases import HostLost, ProcessLost
     from asr_am.distributed.strategy import Strategy
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ def run_target(cfg: DictConfig) -> Target:
     if launcher == "mpi":
         os.environ.update(mpi_environment(os.environ))
     world = os.environ.get("WORLD_SIZE")
-    if launcher in JOINING and world and world != str(cfg.learners + servers):
+    spares = int(world or 0) - cfg.learners - servers
+    if launcher in JOINING and world and (spares < 0 or (spares > 0 and launcher != "mpi")):
         raise InputError(
             f"learners={cfg.learners}: {launcher.replace('mpi', 'mpirun')} or Slurm has started {world} processes "
             "(WORLD_SIZE), but the run has "
@@ -131,21 +132,30 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
 
     All hosts (launcher=process) or ranks (torchrun, mpi) but the leader write nothing here.
     """
-    from asr_am.distributed.leases import HostLost
+    from asr_am.distributed.leases import HostLost, ProcessLost
     from asr_am.train.run_setup import training_device
 
+    config = None
     while True:
-        config = TrainConfig.parse(cfg, out)
-        if is_leader:
-            training_device(config.options)
-            check_strategy(config)
-            OmegaConf.save(with_schedule(cfg), out / "config.yaml", resolve=True)  # the worker processes read it
+        if config is None:
+            config = TrainConfig.parse(cfg, out)
+            if is_leader:
+                training_device(config.options)
+                check_strategy(config)
+                OmegaConf.save(with_schedule(cfg), out / "config.yaml", resolve=True)  # the worker processes read it
         try:
             start(config)
             return
         except HostLost as error:
-            cfg = on_hosts_left(cfg, config, error)
+            cfg, config = on_hosts_left(cfg, config, error), None
             log.warning("%s: %d learners go on, hosts: %d", error.reason, cfg.learners, cfg.launcher.nodes)
+        except ProcessLost as error:
+            smaller = on_processes_left(cfg, config, error)
+            cfg, config = smaller, config if smaller is cfg else None
+            log.log(
+                logging.WARNING if is_leader else logging.DEBUG, "process %d has ended: %d learners go on", error.rank,
+                cfg.learners,
+            )  # fmt: skip
 
 
 def on_hosts_left(cfg: DictConfig, config: TrainConfig, lost: HostLost) -> DictConfig:
@@ -158,16 +168,43 @@ def on_hosts_left(cfg: DictConfig, config: TrainConfig, lost: HostLost) -> DictC
     teams = [(nodes * ranks, nodes) for nodes in range(1, len(lost.nodes) + 1) for ranks in range(1, most + 1)]
     for size, nodes in sorted(teams, reverse=True):
         node_rank = lost.nodes.index(launch.node_rank)
-        smaller = OmegaConf.merge(
-            cfg, {"learners": size - config.servers, "launcher": {"nodes": nodes, "node_rank": node_rank}}
-        )
-        assert isinstance(smaller, DictConfig)
-        if smaller.learners < launch.min_learners or node_rank >= nodes:
+        if node_rank >= nodes:
             break
-        with suppress(InputError):  # they cannot divide the batch, or do not fit the strategy
-            check_strategy(TrainConfig.parse(smaller, config.out))
+        smaller = with_size(cfg, config, size, {"nodes": nodes, "node_rank": node_rank})
+        if smaller is not None:
             return smaller
     raise lost
+
+
+def on_processes_left(cfg: DictConfig, config: TrainConfig, lost: ProcessLost) -> DictConfig:
+    """Returns the configuration of the largest team of the processes of MPI that are left. All of them choose the same.
+
+    Spares keep the size. Raises the loss if no team with `launcher.min_learners` fits, or if the process that writes
+    the files of the stage is gone.
+    """
+    if lost.rank == 0:
+        raise lost
+    if lost.left >= config.size:
+        return cfg
+    for size in range(lost.left, 0, -1):
+        if (smaller := with_size(cfg, config, size, {})) is not None:
+            return smaller
+    raise lost
+
+
+def with_size(cfg: DictConfig, config: TrainConfig, size: int, launcher: dict[str, int]) -> DictConfig | None:
+    """Returns the configuration with so many ranks.
+
+    None: so few learners are not wanted, cannot divide the batch, or do not fit the strategy.
+    """
+    other = OmegaConf.merge(cfg, {"learners": size - config.servers, "launcher": launcher})
+    assert isinstance(other, DictConfig)
+    if other.learners < config.launch_options.min_learners:
+        return None
+    with suppress(InputError):
+        check_strategy(TrainConfig.parse(other, config.out))
+        return other
+    return None
 
 
 def start(config: TrainConfig) -> None:

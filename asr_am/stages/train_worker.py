@@ -48,11 +48,17 @@ def run_worker(config: TrainConfig, run: ForkedRun | None = None) -> None:
         signals = ("USR1", *(name for name in signals if name == "USR2"))
     with noting(signals):
         team = connect_team(config)
+        if team is None:
+            return
         train_run(run or config.make_run(team.rank), team, config.cluster.faults)
 
 
-def connect_team(config: TrainConfig) -> Team:
-    """Connects to the other learners. Raises InputError if they cannot be reached."""
+def connect_team(config: TrainConfig) -> Team | None:
+    """Connects to the other learners. Returns None when they have trained without this process, a spare of MPI.
+
+    Raises:
+        InputError: they cannot be reached.
+    """
     from asr_am.distributed.runtime.connect import connect
 
     launch = config.launch_options
@@ -60,8 +66,8 @@ def connect_team(config: TrainConfig) -> Team:
         from asr_am.distributed.runtime.mpi_team import connect_mpi
 
         return connect_mpi(
-            config.cluster.faults, config.workload, synchronous=config.synchronous, device=config.cluster.device,
-            wire=launch.wire,
+            config.cluster.faults, config.workload, size=config.size, synchronous=config.synchronous,
+            device=config.cluster.device, wire=launch.wire,
         )  # fmt: skip
     return connect(
         config.cluster.faults, config.workload, device=config.cluster.device, timeout=launch.timeout,

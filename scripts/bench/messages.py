@@ -114,7 +114,7 @@ def learner(megabytes: Sequence[float], rounds: int, encrypt: bool, gbits: float
         rank, size = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["OMPI_COMM_WORLD_SIZE"]
         os.environ |= {"RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
     team = connect(encrypt=encrypt or None)
-    mpi_team = None if mpi is None else connect_mpi(Faults(), synchronous=True)
+    mpi_team = None if mpi is None else connect_mpi(Faults(), size=mpi.COMM_WORLD.size, synchronous=True)
     pair = zmq.Context.instance().socket(zmq.PAIR)
     other = (team.rank + team.size // 2) % team.size  # on the other host, if there are two
     host = "127.0.0.1" if gbits is None else f"{NETWORK}.{team.hosts[team.rank] + 1}"

@@ -38,6 +38,7 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
         ("+workload.frames_per_second.gpu=3", "cluster.device=gpu", "+cluster.fabric_bandwidth=1e9", "lm=parallax_lm"),
         ("lm.learners=4", "launcher@lm.launcher=process", "strategy@lm.strategy=adpsgd", "strategy=parallax"),
         ("mmi.train=true", "learners=4", "launcher=process", "strategy=adpsgd"),
+        ("cluster.faults.crashes=[{learner:1,at:30}]", "learners=4", "launcher=process", "strategy=sync"),
         ("model=tdnnf,conformer", "model.subsampling=3", "train=chain,small", "strategy=sync", "launcher=virtual"),
     ],
     ids=lambda overrides: overrides[0],

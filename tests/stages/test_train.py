@@ -11,13 +11,21 @@ import torch
 import yaml
 
 from asr_am.distributed.cluster_config import Cluster, Workload
-from asr_am.distributed.leases import HostLost
+from asr_am.distributed.leases import HostLost, ProcessLost
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
 from asr_am.stages.layout import denominator_path, egs_dir
 from asr_am.stages.sections import LaunchOptions, values
 from asr_am.stages.target import KEY
-from asr_am.stages.train import check_options, on_hosts_left, small_strategy, targets, train_simulated, warn_if_crowded
+from asr_am.stages.train import (
+    check_options,
+    on_hosts_left,
+    on_processes_left,
+    small_strategy,
+    targets,
+    train_simulated,
+    warn_if_crowded,
+)
 from asr_am.stages.train_config import TrainConfig, schedule_values, strategy_factory
 from asr_am.train import simulate, train_options
 from asr_am.train.tracking import NoTracker
@@ -251,6 +259,28 @@ def test_after_the_loss_of_a_host_the_others_are_the_largest_team_that_fits(
         return
     smaller = on_hosts_left(cfg, TrainConfig.parse(cfg, tmp_path), lost)
     assert (smaller.learners, smaller.launcher.nodes, smaller.launcher.node_rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rank", "left", "learners"),
+    [
+        ((), 3, 4, 4),  # a spare takes the place
+        ((), 3, 3, 2),  # three learners cannot divide the batch
+        (("strategy=ps_sync", "strategy.apart=true", "strategy.servers=2", "learners=2"), 1, 3, 1),
+        (("launcher.min_learners=3",), 3, 3, None),
+        ((), 0, 6, None),  # nobody would write the files of the stage
+    ],
+)  # fmt: skip
+def test_after_the_loss_of_a_process_of_mpi_the_others_are_the_largest_team_that_fits(
+    overrides: tuple[str, ...], rank: int, left: int, learners: int | None, tmp_path: Path
+) -> None:
+    cfg = config("strategy=sync", "learners=4", "train.batch_size=64", "launcher=mpi", *overrides)
+    lost = ProcessLost(rank, left)
+    if learners is None:
+        with pytest.raises(ProcessLost, match=f"^learner {rank} has ended; start the same command again"):
+            on_processes_left(cfg, TrainConfig.parse(cfg, tmp_path), lost)
+    else:
+        assert on_processes_left(cfg, TrainConfig.parse(cfg, tmp_path), lost).learners == learners
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,9 @@ if __name__ == "__main__":
     os.environ.update(mpi_environment(os.environ))
     scenario, path = sys.argv[1], Path(sys.argv[2])
     wire: WireDtype = "bfloat16" if scenario == "rounded" else "float32"
-    own = connect_mpi(Faults(), synchronous=scenario != "asynchronous", wire=wire)
+    size = int(os.environ["WORLD_SIZE"])
+    own = connect_mpi(Faults(), size=size, synchronous=scenario != "asynchronous", wire=wire)
+    assert own is not None
     try:
         if scenario == "synchronous":
             collectives(own, path)

@@ -58,9 +58,8 @@ class MpiGroup:
         self.rank, self.size = list(ranks).index(link.rank), len(ranks)
         self._link, self._event_loop, self._wait_monitor = link, event_loop, wait_monitor
         self._ranks, self._comm_stats, self._wire = ranks, comm_stats, wire
-        members = link.mpi.COMM_WORLD.group.Incl(list(ranks))
-        self._comm = link.mpi.COMM_WORLD.Create_group(members)
-        self._means = self._comm.Dup()  # all-gathers of means begin while later collectives are under way
+        self._comm = link.make_group(ranks)
+        self._means = link.duplicate(self._comm)  # all-gathers of means begin while later collectives are under way
         self._summing: deque[tuple[MpiWork, Tensor]] = (
             deque()
         )  # all-reduces in the order of their start, and their parts

@@ -1,6 +1,6 @@
 """`connect_mpi`: the team of processes that mpirun has started, with collectives and messages over MPI.
 
-MPI ends all processes when one dies, so nothing is restarted: the same command continues from the last checkpoint.
+When a process dies, the others leave this team, and the next one continues from the last checkpoint (`mpi_link`).
 Learner 0 serves leases and barriers of asynchronous strategies (`coordinator`).
 """
 
@@ -32,7 +32,7 @@ from asr_am.distributed.runtime.gpu_placement import place
 from asr_am.distributed.runtime.message_buffers import BufferPool
 from asr_am.distributed.runtime.message_queues import OutgoingMessage, Receiver, SendChannel, Sender, fill, lengths_of
 from asr_am.distributed.runtime.mpi_collectives import MpiGroup
-from asr_am.distributed.runtime.mpi_link import MpiLink, start_mpi
+from asr_am.distributed.runtime.mpi_link import MpiLink, MpiProcesses, mpi_processes
 from asr_am.distributed.runtime.team import Backend, ProcessTeam
 from asr_am.distributed.runtime.wire import Kind, WireHeader, check_tag, decode, encode
 from asr_am.distributed.team import CommStats, Group, Message, SingleProcess, find_group
@@ -85,12 +85,11 @@ class MpiTransport:
         return message
 
     def send_goodbye(self, lost: int | None) -> None:
-        """Waits until all others leave as well: MPI must not be ended before."""
+        """Waits until all others leave as well."""
         left: list[bool] = []
 
         def leave() -> None:
-            request = self._link.mpi.COMM_WORLD.Ibarrier()
-            self._link.track(request, None, partial(left.append, True))
+            self._link.track(self._link.processes.start_leaving(), None, partial(left.append, True))
 
         self._event_loop.call(leave)
         while not (left and self._link.idle) and self._wait_monitor.failure is None:
@@ -245,43 +244,86 @@ class MpiControl(Requests):
 class MpiTeam(ProcessTeam):
     """The `Team` of a process that mpirun has started."""
 
+    def __init__(self, link: MpiLink, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._link = link
+
+    def restart_team(self, reason: str, lost: int | None = None) -> NoReturn:
+        """Raises LearnerLost: `close` finds out who lives."""
+        raise LearnerLost(self.rank if lost is None else lost, reason)
+
     def close(self) -> None:
-        """Ends MPI together with all others. Leaves it as it is after a failure: mpirun then ends the others."""
-        failed = sys.exc_info()[1] is not None and not isinstance(sys.exc_info()[1], Preempted)
-        if self._closed or failed or self._wait_monitor.failure is not None:
+        """Leaves the team together with all others.
+
+        Raises:
+            ProcessLost: one of them has died. After another error of this process MPI stays as it is, and all others
+                end with this one.
+        """
+        if self._closed:
             return
-        super().close()
-        start_mpi().Finalize()
+        processes, error = self._link.processes, self._wait_monitor.failure or sys.exc_info()[1]
+        if error is None or isinstance(error, Preempted):
+            super().close()
+        elif processes.is_broken():
+            self._closed = True
+            self._stop()
+        else:
+            return
+        finished = not processes.is_broken() and self._wait_monitor.failure is None
+        if not finished:
+            self._link.abandon()
+        processes.end_team(finished)
 
 
 def connect_mpi(
-    faults: Faults, workload: Workload | None = None, *, synchronous: bool, device: str = "cpu",
+    faults: Faults, workload: Workload | None = None, *, size: int, synchronous: bool, device: str = "cpu",
     wire: WireDtype = "float32",
-) -> ProcessTeam:  # fmt: skip
+) -> ProcessTeam | None:  # fmt: skip
     """Connects this process to the others that mpirun has started. The other arguments are those of `connect`.
 
+    More processes than `size` are spares: for them this returns None when the team has finished.
+
     Args:
+        size: number of ranks.
         synchronous: the strategy takes its steps at all learners together.
 
     Raises:
+        ProcessLost: a process has died, or there are fewer than `size`.
         InputError: MPI cannot be used.
     """
-    mpi, dtype, comm_stats = start_mpi(), WIRE_DTYPES[wire], CommStats()
-    rank, size = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size
     faults.check(size)
-    local = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+    processes = mpi_processes()
+    try:
+        comm = processes.make_team(size)
+        if comm is not None:
+            return _connect(processes, comm, faults, workload, synchronous, device, wire)
+    except processes.mpi.Exception:
+        if processes.is_broken():
+            processes.end_team(finished=False)
+        raise
+    processes.wait_as_spare()
+    return None
+
+
+def _connect(
+    processes: MpiProcesses, comm: Any, faults: Faults, workload: Workload | None, synchronous: bool, device: str,
+    wire: WireDtype,
+) -> MpiTeam:  # fmt: skip
+    mpi, dtype, comm_stats = processes.mpi, WIRE_DTYPES[wire], CommStats()
+    rank, size, incarnation = comm.rank, comm.size, processes.restarts
+    local = comm.Split_type(mpi.COMM_TYPE_SHARED)
     if torch.cuda.is_available():
         torch.cuda.set_device(place(local.rank, torch.cuda.device_count(), share=True))  # the trainer may refuse
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     compute_emulator = ComputeEmulator(faults, workload, device, rank, comm_stats, synchronize)
     wait_monitor, membership = WaitMonitor(comm_stats), Membership(rank, size)
     event_loop = EventLoop(wait_monitor)
-    link = MpiLink(mpi, event_loop)
+    link = MpiLink(processes, comm, event_loop)
     transport = MpiTransport(
         link, event_loop, membership, wait_monitor, comm_stats, MessageFaults(faults, rank, 0),
         () if synchronous else RELIABLE, dtype,
     )  # fmt: skip
-    hosts, run = _tell_all(mpi, local)
+    hosts, run = _tell_all(comm, local)
     backend: Backend
     if synchronous:
         membership.fill({other: (0, "") for other in range(size)})
@@ -293,17 +335,18 @@ def connect_mpi(
         event_loop.start()
         control.notify("hello")
         wait_monitor.wait_for(lambda: membership.complete)
-    arm_crash(faults, rank, 0, comm_stats)
+    arm_crash(faults, rank, incarnation, comm_stats)
     return MpiTeam(
-        run, 0, hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend, compute_emulator, dtype
-    )
+        link, run, 0, hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend, compute_emulator,
+        dtype,
+    )  # fmt: skip
 
 
-def _tell_all(mpi: Any, local: Any) -> tuple[list[int], str]:
+def _tell_all(comm: Any, local: Any) -> tuple[list[int], str]:
     """Returns the index of the host of each rank, and the identity of the run, which learner 0 chooses."""
-    leader, leaders = np.array([mpi.COMM_WORLD.rank]), np.empty(mpi.COMM_WORLD.size, np.int64)
+    leader, leaders = np.array([comm.rank]), np.empty(comm.size, np.int64)
     run = bytearray(secrets.token_bytes(16))
     local.Bcast(leader)
-    mpi.COMM_WORLD.Allgather(leader, leaders)
-    mpi.COMM_WORLD.Bcast(run)
+    comm.Allgather(leader, leaders)
+    comm.Bcast(run)
     return np.unique(leaders, return_inverse=True)[1].tolist(), run.hex()

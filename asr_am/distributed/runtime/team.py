@@ -173,6 +173,10 @@ class ProcessTeam:
         failure = self._wait_monitor.failure
         self._backend.close()
         self._transport.send_goodbye(failure.rank if isinstance(failure, LearnerLost) else None)
+        self._stop()
+
+    def _stop(self) -> None:
+        """Ends all threads of the team."""
         self._wait_monitor.close()
         for task in self._tasks:
             task.join(SHUTDOWN_TIMEOUT)

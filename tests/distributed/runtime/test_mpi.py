@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,10 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
-def mpirun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-n", str(size), sys.executable, *arguments]
+def mpirun(size: int, *arguments: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    command = [
+        str(MPIRUN), *options, "--oversubscribe", "--bind-to", "none", "-n", str(size), sys.executable, *arguments
+    ]  # fmt: skip
     return subprocess.run(
         command, env=os.environ | ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=120
     )  # fmt: skip
@@ -108,17 +111,21 @@ def test_a_failed_learner_ends_the_others(tmp_path: Path) -> None:
 
 
 @NEEDS_MPI
-def test_stage_train_has_the_bits_of_real_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_stage_train_has_the_bits_of_real_processes(dies: bool, tmp_path: Path) -> None:
+    """Also if a learner is killed, and a spare takes its place."""
     egs = tmp_path / "minicts/egs/fmllr+logmel-sat"
     egs.parent.mkdir(parents=True)
     write_examples(egs, frames_U=(60,) * 6)
     stage = [
         "-m", "asr_am.stages", "train", "corpus=minicts", f"exp={tmp_path}", "learners=2", "strategy=sync",
-        "model.layers=1", "model.cells=8", "train.batch_size=4", "train.epochs=1", "logger=none", "train.threads=1",
+        "model.layers=1", "model.cells=8", "train.batch_size=4", "train.epochs=9", "logger=none", "train.threads=1",
         "train.device=cpu",
     ]  # fmt: skip
-    done = mpirun(2, *stage, "launcher=mpi", "run=mpi")
+    fault, options = ["cluster.faults.crashes=[{learner:1,at:0.1}]"] * dies, ["--with-ft", "ulfm"] * dies
+    done = mpirun(2 + dies, *stage, "launcher=mpi", "run=mpi", *fault, options=options)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert ("process 1 has ended: 2 learners go on" in done.stdout + done.stderr) == dies
     environment = os.environ | ENVIRONMENT
     subprocess.run(
         [sys.executable, *stage, "launcher=process", "run=process"], env=environment, cwd=ROOT, check=True, timeout=120
@@ -126,7 +133,8 @@ def test_stage_train_has_the_bits_of_real_processes(tmp_path: Path) -> None:
     folders = [tmp_path / "minicts/train" / name for name in ("mpi", "process")]
     summaries = [json.loads((folder / "summary.json").read_text(encoding="utf-8")) for folder in folders]
     assert summaries[0]["heldout_loss"] == summaries[1]["heldout_loss"]
-    assert summaries[0]["bytes_sent"] == summaries[1]["bytes_sent"] > 0
+    assert dies or summaries[0]["bytes_sent"] == summaries[1]["bytes_sent"] > 0
+    assert summaries[0]["faults_fired"] == ({"crash": 1} if dies else {})
     one, other = (torch.load(folder / "best.pt", weights_only=True) for folder in folders)
     assert one["weights"].keys() == other["weights"].keys()
     assert all(torch.equal(one["weights"][name], other["weights"][name]) for name in one["weights"])
