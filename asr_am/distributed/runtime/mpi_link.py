@@ -77,10 +77,10 @@ class MpiProcesses:
 
         def at_exit() -> None:
             """Ends all processes after an error of this one, which they must not wait for."""
-            if self._done:
-                mpi.Finalize()
-            else:
+            if not self._done:
                 mpi.COMM_WORLD.Abort(1)
+            elif self._live.size == mpi.COMM_WORLD.size:  # else Open MPI 5.0 may hang there
+                mpi.Finalize()
 
         atexit.register(at_exit)
 
