@@ -214,7 +214,9 @@ class MpiLink:
         return self._made[-1]
 
     def abandon(self) -> None:
-        """Ends all requests, after the event loop: a process has died."""
+        """Ends all requests if a process has died. Call it after the event loop has stopped."""
+        if not self.processes.is_broken():
+            return
         for comm in self._made:
             comm.Revoke()
         end = time.monotonic() + DRAIN

@@ -11,6 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -269,10 +270,8 @@ class MpiTeam(ProcessTeam):
             self._stop()
         else:
             return
-        finished = not processes.is_broken() and self._wait_monitor.failure is None
-        if not finished:
-            self._link.abandon()
-        processes.end_team(finished)
+        self._link.abandon()
+        processes.end_team(finished=self._wait_monitor.failure is None)
 
 
 def connect_mpi(
@@ -323,18 +322,22 @@ def _connect(
         link, event_loop, membership, wait_monitor, comm_stats, MessageFaults(faults, rank, 0),
         () if synchronous else RELIABLE, dtype,
     )  # fmt: skip
-    hosts, run = _tell_all(comm, local)
-    backend: Backend
-    if synchronous:
-        membership.fill({other: (0, "") for other in range(size)})
-        backend = MpiBackend(link, event_loop, wait_monitor, comm_stats, dtype)
-        event_loop.start()
-    else:
-        control = MpiControl(link, event_loop, wait_monitor, transport)
-        backend = CoordinatedBackend(control, transport, rank, 0)
-        event_loop.start()
-        control.notify("hello")
-        wait_monitor.wait_for(lambda: membership.complete)
+    with ExitStack() as undo:  # if a process dies meanwhile
+        undo.callback(link.abandon)
+        undo.callback(event_loop.stop)
+        hosts, run = _tell_all(comm, local)
+        backend: Backend
+        if synchronous:
+            membership.fill({other: (0, "") for other in range(size)})
+            backend = MpiBackend(link, event_loop, wait_monitor, comm_stats, dtype)
+            event_loop.start()
+        else:
+            control = MpiControl(link, event_loop, wait_monitor, transport)
+            backend = CoordinatedBackend(control, transport, rank, 0)
+            event_loop.start()
+            control.notify("hello")
+            wait_monitor.wait_for(lambda: membership.complete)
+        undo.pop_all()
     arm_crash(faults, rank, incarnation, comm_stats)
     return MpiTeam(
         link, run, 0, hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend, compute_emulator,
