@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NEEDED = (  # by learners, and imported late
-    "asr_am.train.trainer", "asr_am.distributed.runtime.connect", "asr_am.distributed.runtime.rendezvous",
-    "asr_am.distributed.runtime.torch_group", "torch._dynamo",  # by torch's first optimizer
+    "asr_am.train.trainer", "asr_am.train.run_setup", "asr_am.distributed.runtime.connect",
+    "asr_am.distributed.runtime.rendezvous", "asr_am.distributed.runtime.torch_group",
+    "torch._dynamo",  # by torch's first optimizer
     "torch.utils.serialization.config",
 )  # fmt: skip
 _prepared: dict[Path, TrainConfig] = {}  # by file, what `prepare` has read
@@ -46,6 +47,8 @@ def run_worker(config: TrainConfig, run: ForkedRun | None = None) -> None:
     signals = config.launch_options.signals
     if "ASR_AM_LAUNCHER" in os.environ:  # which sends SIGUSR1 then, and SIGTERM to end all at once
         signals = ("USR1", *(name for name in signals if name == "USR2"))
+    if config.launcher == "mpi":
+        import_needed()  # a spare has the time
     with noting(signals):
         team = connect_team(config)
         if team is None:
@@ -77,21 +80,27 @@ def connect_team(config: TrainConfig) -> Team | None:
 
 def prepare(path: str) -> None:
     """Imports and reads what a learner needs, in the process that forks learners (`fork_server`)."""
-    for name in NEEDED:
-        import_module(name)
     import torch
 
-    from asr_am.egs.loader import load_compiled
     from asr_am.models.device import choose_device
 
     torch.set_num_threads(1)  # threads would be missing in learners, which set their number later
-    load_compiled()
+    import_needed()
     config = _prepared[Path(path)] = read_config(Path(path))
     if choose_device(config.options.device).type == "cpu":  # each learner has a GPU of its own
         run = config.make_run()
         if config.options.threads <= 1 < config.size:  # else weights would be rounded as one thread does
             run.warm_up()
         _opened[Path(path)] = run
+
+
+def import_needed() -> None:
+    """Imports what a learner would import late, and loads compiled code."""
+    for name in NEEDED:
+        import_module(name)
+    from asr_am.egs.loader import load_compiled
+
+    load_compiled()
 
 
 def read_config(path: Path) -> TrainConfig:
