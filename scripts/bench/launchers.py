@@ -1,6 +1,6 @@
 """Compares the launchers of learners: the held-out loss of every strategy, its bits, and the time of a step.
 
-    python -m scripts.bench.launchers --mpi PREFIX [--strategy NAME,...] [--epochs 6] [OPTION=VALUE ...]
+    python -m scripts.bench.launchers --mpi PREFIX [--strategy NAME,...] [--epochs 5] [OPTION=VALUE ...]
 
 Four learners train a small network on made-up examples: as tasks of one process (launcher=virtual), as processes
 (launcher=process) and under mpirun (launcher=mpi), where PREFIX is an environment with mpi4py and Open MPI (pip install
@@ -63,7 +63,7 @@ def row(strategy: str, overrides: list[str], mpi: Path) -> list[str]:
     """Trains with all launchers, and returns the row of a strategy."""
     with tempfile.TemporaryDirectory() as folder:
         options = [*OPTIONS, f"exp={folder}", f"strategy={strategy}", *GROUPS.get(strategy, []), *overrides]
-        write_examples(egs_dir(config(*options)), frames_U=(300,) * 120)
+        write_examples(egs_dir(config(*options)), frames_U=(300,) * 24)
         found = {launcher: train(launcher, options, mpi) for launcher in LAUNCHERS}
     losses = {launcher: min(summary["heldout_loss"]) for launcher, (summary, _) in found.items()}
     virtual = found["virtual"][1]
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mpi", type=Path, required=True, metavar="PREFIX")
     parser.add_argument("--strategy", default=",".join(STRATEGIES))
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE")
     arguments = parser.parse_args()
     rows = []

@@ -8,7 +8,7 @@ mean of all gradients. Each kill is of another team, and the systems take turns.
 process of rank 0 is killed. torchft's dead process is started again at once, as an orchestrator would. The columns are
 medians, or the worst:
 
-- next step: seconds until the first step of any process after the longest time without one,
+- next step: seconds until the first step of any process after the longest time without one, which began with the kill,
 - repeated: completed steps that are done again,
 - rejoin: seconds until four processes take steps again, and gap: the longest time without a step from the next step on.
 """
@@ -34,6 +34,7 @@ from typing import Any
 PROCESSES = 4
 STEPS = "ASR_AM_BENCH_STEPS"
 SLEEP = 0.05  # seconds of a step, beside the products of a small network
+BEGIN = 0.2  # seconds after a kill in which steps may still end
 OPTIONS = (
     "corpus=minicts", "align=triphone", f"learners={PROCESSES}", "strategy=sync", "train.device=cpu", "logger=none",
     "train.epochs=100000", "train.batch_size=64", "train.checkpoint_every=25", "train.threads=1", "model.layers=1",
@@ -334,7 +335,7 @@ def columns(killed: float, pid: int) -> list[float]:
     """Returns seconds to the next step, steps repeated, seconds to a rejoin, and the longest gap from then on."""
     found = steps()
     gaps = [(after[0] - before[0], index) for index, (before, after) in enumerate(pairwise(found))]
-    _, index = max(gap for gap in gaps if found[gap[1] + 1][0] > killed)
+    _, index = max(gap for gap in gaps if found[gap[1]][0] < killed + BEGIN and found[gap[1] + 1][0] > killed)
     before, after = found[: index + 1], found[index + 1 :]
     repeated = max(number for _, number, _ in before) - after[0][1] + 1
     first = {each: at for at, _, each in reversed(found) if at > killed + 0.02 and each != pid}
