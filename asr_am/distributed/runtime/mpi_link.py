@@ -74,6 +74,7 @@ class MpiProcesses:
         self.mpi, self.restarts = mpi, 0
         self._live = mpi.COMM_WORLD.Dup()
         self._done = True  # no team is connected
+        self._noticed = False  # a call has failed because a process has died
 
         def at_exit() -> None:
             """Ends all processes after an error of this one, which they must not wait for."""
@@ -109,10 +110,17 @@ class MpiProcesses:
             finished = False
         self.end_team(finished)
 
-    def is_broken(self) -> bool:
-        """Returns True if this or another process has noticed that one has died."""
+    def is_broken(self, error: BaseException | None = None) -> bool:
+        """Returns True if this or another process has noticed that one has died.
+
+        Args:
+            error: of this team. It may come before anything else tells of the death.
+        """
+        kinds = (self.mpi.ERR_PROC_FAILED, self.mpi.ERR_PROC_FAILED_PENDING, self.mpi.ERR_REVOKED)
+        if isinstance(error, self.mpi.Exception) and error.Get_error_class() in kinds:
+            self._noticed = True
         try:
-            return bool(self._live.Is_revoked() or self._live.Get_failed().size)
+            return bool(self._noticed or self._live.Is_revoked() or self._live.Get_failed().size)
         except NotImplementedError:  # an MPI without ULFM
             return False
 
@@ -141,6 +149,7 @@ class MpiProcesses:
 
     def _lose(self) -> ProcessLost:
         self.restarts += 1
+        self._noticed = False
         before = self._live
         before.Revoke()
         self._live = before.Shrink()  # keeps a core busy until all are here
@@ -213,9 +222,9 @@ class MpiLink:
         self._made.append(self._team.Create_group(self._team.group.Incl(list(ranks))))
         return self._made[-1]
 
-    def abandon(self) -> None:
+    def abandon(self, error: BaseException | None) -> None:
         """Ends all requests if a process has died. Call it after the event loop has stopped."""
-        if not self.processes.is_broken():
+        if not self.processes.is_broken(error):
             return
         for comm in self._made:
             comm.Revoke()

@@ -265,13 +265,14 @@ class MpiTeam(ProcessTeam):
         processes, error = self._link.processes, self._wait_monitor.failure or sys.exc_info()[1]
         if error is None or isinstance(error, Preempted):
             super().close()
-        elif processes.is_broken():
+            error = self._wait_monitor.failure  # while it waited for the others
+        elif processes.is_broken(error):
             self._closed = True
             self._stop()
         else:
             return
-        self._link.abandon()
-        processes.end_team(finished=self._wait_monitor.failure is None)
+        self._link.abandon(error)
+        processes.end_team(finished=error is None)
 
 
 def connect_mpi(
@@ -296,8 +297,8 @@ def connect_mpi(
         comm = processes.make_team(size)
         if comm is not None:
             return _connect(processes, comm, faults, workload, synchronous, device, wire)
-    except processes.mpi.Exception:
-        if processes.is_broken():
+    except processes.mpi.Exception as error:
+        if processes.is_broken(error):
             processes.end_team(finished=False)
         raise
     processes.wait_as_spare()
@@ -323,7 +324,7 @@ def _connect(
         () if synchronous else RELIABLE, dtype,
     )  # fmt: skip
     with ExitStack() as undo:  # if a process dies meanwhile
-        undo.callback(link.abandon)
+        undo.push(lambda kind, error, traceback: link.abandon(error))
         undo.callback(event_loop.stop)
         hosts, run = _tell_all(comm, local)
         backend: Backend
