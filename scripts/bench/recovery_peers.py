@@ -10,8 +10,8 @@ medians, or the worst:
 
 - next step: seconds until the first step of any process after the longest time without one, which began with the kill,
 - repeated: completed steps that are done again,
-- rejoin: seconds until four processes take steps again, and gap: the longest time without a step from the next step on, for
-  ours often that of the validation after an epoch.
+- rejoin: seconds until four processes take steps again,
+- gap: the longest time without a step from the next step on. For ours it may be that of the validation after an epoch.
 """
 
 from __future__ import annotations
