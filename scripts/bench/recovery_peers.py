@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -333,14 +334,19 @@ def measure(system: str, rng: random.Random, mpi: Path, torchft: Path) -> list[f
 
 
 def columns(killed: float, pid: int) -> list[float]:
-    """Returns seconds to the next step, steps repeated, seconds to a rejoin, and the longest gap from then on."""
+    """Returns seconds to the next step, steps repeated, seconds to a rejoin, and the longest gap from then on.
+
+    The first is infinite if no process takes steps any more.
+    """
     found = steps()
+    if found[-1][0] < time.time() - 1:
+        return [math.inf, 0, math.nan, math.nan]
     gaps = [(after[0] - before[0], index) for index, (before, after) in enumerate(pairwise(found))]
     _, index = max(gap for gap in gaps if found[gap[1]][0] < killed + BEGIN and found[gap[1] + 1][0] > killed)
     before, after = found[: index + 1], found[index + 1 :]
     repeated = max(number for _, number, _ in before) - after[0][1] + 1
     first = {each: at for at, _, each in reversed(found) if at > killed + 0.02 and each != pid}
-    rejoin = sorted(first.values())[PROCESSES - 1] - killed if len(first) >= PROCESSES else float("nan")
+    rejoin = sorted(first.values())[PROCESSES - 1] - killed if len(first) >= PROCESSES else math.nan
     longest = max(late[0] - early[0] for early, late in pairwise(after))
     return [after[0][0] - killed, max(repeated, 0), rejoin, longest]
 
@@ -398,7 +404,7 @@ def main() -> None:
     for system, found in rows.items():
         next_step, repeated, rejoin, gap = zip(*found, strict=True)
         cells = [f"{statistics.median(next_step):.2f} ({max(next_step):.2f})", f"{max(repeated):.0f}"]
-        cells += ["–"] * 2 if rejoin[0] != rejoin[0] else [f"{statistics.median(rejoin):.1f}", f"{max(gap):.2f}"]
+        cells += ["–"] * 2 if any(map(math.isnan, rejoin)) else [f"{statistics.median(rejoin):.1f}", f"{max(gap):.2f}"]
         shown.append([system, *cells])
     print(table(["", "next step (worst)", "repeated, most", "rejoin", "gap, longest"], shown))
 
