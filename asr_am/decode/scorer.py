@@ -7,6 +7,9 @@ A network trained on 21-frame chunks has never seen more context. An utterance i
 windows of that length. The log-posterior of a frame is a weighted mean over the windows that contain it. The weight
 falls linearly towards the edges of a window, where the model had less context on one side.
 
+A network with an output for every n frames is trained on the middle one. It scores a window n times, each shifted by a
+frame, so that every frame is the middle one of an output.
+
 Shapes: B windows, C frames of a window, F features, K stacks of frames, L graph labels, P pdfs, T frames.
 """
 
@@ -77,9 +80,8 @@ def log_posteriors(
     """Computes log-posteriors of an utterance, averaged over windows.
 
     Args:
-        model: maps x_BTF and lengths_B to logits [B, K, P], in eval mode. An output that is for several frames
-            (`AcousticModel.subsampling`) is repeated for each.
-        softmax: False returns the logits, as chain models are trained.
+        model: maps x_BTF and lengths_B to logits [B, K, P], in eval mode.
+        softmax: False returns the logits of a chain model. An output is repeated for each of its frames.
 
     Returns:
         float32 [T, P].
@@ -109,13 +111,19 @@ def log_posteriors(
 
 def _score(model: nn.Module, x_BCF: Tensor, chunk: int, softmax: bool) -> Tensor:
     """Returns log-posteriors, or logits, [B, C, P]. An utterance shorter than a chunk is padded, as in training."""
-    size = x_BCF.shape[1]
-    if size < chunk:
-        x_BCF = nn.functional.pad(x_BCF, (0, 0, 0, chunk - size))
-    lengths_B = torch.full((len(x_BCF),), size, dtype=torch.int64)
-    scores_BKP = model(x_BCF, lengths_B).float()
-    scores_BKP = torch.log_softmax(scores_BKP, dim=-1) if softmax else scores_BKP
-    return scores_BKP.repeat_interleave(getattr(model, "subsampling", 1), dim=1)[:, :size]
+    size, rate = x_BCF.shape[1], getattr(model, "subsampling", 1)
+
+    def logits(x_BCF: Tensor) -> Tensor:
+        batch, length, _ = x_BCF.shape
+        padded_BCF = nn.functional.pad(x_BCF, (0, 0, 0, max(chunk - length, 0)))
+        return model(padded_BCF, torch.full((batch,), length, dtype=torch.int64)).float()
+
+    if not softmax:
+        return logits(x_BCF).repeat_interleave(rate, dim=1)[:, :size]
+    frame_C = torch.arange(-(-size // rate) * rate, device=x_BCF.device)  # whole outputs
+    shifted = (x_BCF[:, (frame_C + shift - rate // 2).clamp(0, size - 1)] for shift in range(rate))
+    scores_BKnP = torch.stack([torch.log_softmax(logits(x_BCF), dim=-1) for x_BCF in shifted], dim=2)
+    return scores_BKnP.flatten(1, 2)[:, :size]
 
 
 class Scorer(Protocol):

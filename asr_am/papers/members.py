@@ -204,7 +204,7 @@ def recipe(corpus: str, arguments: Sequence[str], output: Path | None = None) ->
 def train(member: Member) -> tuple[dict[str, float], str]:
     """Trains by the recipe, and returns the measures of the training run.
 
-    seconds are those of the run's clock, virtual on a virtual cluster. trial is the number of the trial that counts.
+    seconds are those of the run's clock, virtual on a virtual cluster. gigabytes_sent are all learners'. trial is the number of the trial that counts.
     """
     work = build(TrainWork, member.work, "table.work")
     runs = [member_of_trial(member, trial) for trial in work.trials] or [member]
@@ -261,6 +261,8 @@ def read_measures(member: Member) -> tuple[dict[str, float], str]:
         measures["fewest_to_most"] = min(counts) / max(counts)
     if run.staleness:
         measures["staleness"] = _mean(run.staleness)
+    if run.bytes_sent:
+        measures["gigabytes_sent"] = run.bytes_sent / 1e9
     return measures, run.commit or "unknown"
 
 

@@ -26,7 +26,7 @@ from asr_am.stages.train_config import with_schedule
 
 GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "jobs", "launcher", "lm", "logger", "model", "schedule",
           "strategy", "train", "workload")  # fmt: skip
-SECTIONS = (*GROUPS, "chain", "decode", "egs", "mmi", "score", "speaker")
+SECTIONS = (*GROUPS, "chain", "decode", "egs", "mmi", "score", "second", "speaker")
 TABLE = "table"  # of a paper, which only asr_am.papers.table reads
 SUITS = ("chunk", "batch", "rate", "windows", "window")  # options of section `suits`, which only other sections read
 CHECKED = ("corpus", "exp", "nj", "seed")  # overrides that need no further check
@@ -48,6 +48,7 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
             raise InputError(f"{section}={cfg.get(section)}: must be a section with options")
     check_names("corpus.", cfg.corpus, corpus_options())
     check_names("suits.", cfg.suits, SUITS)
+    check_names("second.suits.", cfg.second.suits, SUITS)
     job_options(cfg)
     given = {override.lstrip("+~").partition("=")[0] for override in overrides}
     if not given <= set(CHECKED) and not trained_with(cfg):

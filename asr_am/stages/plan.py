@@ -6,9 +6,9 @@
         strategy=adpsgd cluster=ibm_a workload=swb2000_lstm
 
 Prints time, disk and memory of each stage. Feature extraction, a training step and the disk are measured on this
-machine in a few seconds, once: `speeds.json` in the folder `exp` has them with their date. GMM training, adaptation and
-decoding cost what they cost on minicts (`PER_FRAME`), scaled by the speed of feature extraction there. With
-launcher=virtual, training takes the time of the virtual cluster, by the strategy's own code.
+machine in a few seconds, once: `speeds-<model>.json` in the folder `exp` has them with their date. GMM training,
+adaptation and decoding cost what they cost on minicts (`PER_FRAME`), scaled by the speed of feature extraction there.
+With launcher=virtual, training takes the time of the virtual cluster, by the strategy's own code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.data import copy_speeds
 from asr_am.stages.features import made_kind
 from asr_am.stages.layout import layout
-from asr_am.stages.mmi import mmi_config
+from asr_am.stages.networks import mmi_config, second_config
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.resolvers import composing, hours_of
 from asr_am.stages.sections import values
@@ -132,10 +132,13 @@ def plan(cfg: DictConfig) -> tuple[list[Need], MachineSpeeds]:
     needs.append(training(cfg, epoch, known.training, outputs))
     if cfg.mmi.train:
         needs.append(sequence_training(mmi_config(cfg), epoch, known.training, outputs))
+    if cfg.second.train:
+        second = second_config(cfg)
+        needs.append(replace(training(second, epoch, training_speed(second), outputs), stage="train second"))
     overlap = cfg.egs.chunk / 10
     scoring = overlap / (3 * known.training)  # forward without backward
-    networks = 1 + cfg.mmi.train
-    systems = (len(cfg.systems) + cfg.mmi.train) * len(cfg.lms)
+    networks = 1 + cfg.mmi.train + cfg.second.train
+    systems = (len(cfg.systems) + cfg.mmi.train + 2 * cfg.second.train) * len(cfg.lms)
     search = evaluated * (systems * PER_FRAME["search"] * slower + networks * len(cfg.lms) * scoring)
     words = evaluated / 2 * WORDS * math.prod(map(len, lm_scale_grid(cfg)))  # of dev, under every LM scale
     memory = BASE_MEMORY + words * WORD_MEMORY
@@ -240,7 +243,9 @@ def measured_speeds(cfg: DictConfig) -> MachineSpeeds:
     from asr_am.stages.speeds import speeds
 
     inputs, chunk = sum(num_columns(cfg).values()), cfg.train.chunk or cfg.egs.chunk
-    return speeds(Path(cfg.exp) / "speeds.json", without_name(cfg.model), inputs, num_pdfs(cfg), chunk)
+    return speeds(
+        Path(cfg.exp) / f"speeds-{cfg.model.name}.json", without_name(cfg.model), inputs, num_pdfs(cfg), chunk
+    )
 
 
 def training(cfg: DictConfig, train: float, speed: float, outputs: int) -> Need:

@@ -169,6 +169,25 @@ class MmiSection:
 
 
 @dataclass(frozen=True)
+class SecondSection:
+    """The options of section `second`. They are explained in conf/config.yaml."""
+
+    train: bool
+    run: str
+    epochs: int
+    anneal_from: int
+    anneal: float
+    warmup_batches: int
+    model: Mapping[str, Any]
+    suits: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        check_name("second.run", self.run)
+        check_least(self, "second", epochs=1)
+
+
+@dataclass(frozen=True)
 class DecodeSection:
     """The options of section `decode`. They are explained in conf/config.yaml."""
 

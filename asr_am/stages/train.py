@@ -1,6 +1,7 @@
 """Stage 6, train: trains a network on the examples under the configured strategy, in exp/<corpus>/train/<run>.
 
-With mmi.train=true it then trains that network with the MMI loss, in exp/<corpus>/train/<run with -mmi>.
+With mmi.train=true it then trains that network with the MMI loss, in exp/<corpus>/train/<run with -mmi>, and with
+second.train=true another model, in exp/<corpus>/train/<second.run>.
 
 The run is written in place, so that metrics.jsonl can be followed. A killed run continues from its last checkpoint.
 
@@ -38,7 +39,7 @@ from asr_am.errors import InputError
 from asr_am.options import choices
 from asr_am.stages.app import stage
 from asr_am.stages.layout import denominator_path, egs_dir, run_dir
-from asr_am.stages.mmi import mmi_config
+from asr_am.stages.networks import network_configs
 from asr_am.stages.sections import values
 from asr_am.stages.target import Target, held_locks
 from asr_am.stages.train_config import TrainConfig, num_dedicated_servers, schedule_values, with_schedule
@@ -63,13 +64,8 @@ MADE = (
 
 
 def targets(cfg: DictConfig) -> list[Target]:
-    """Returns the training run, and that of sequence training if it is asked for. Imports no torch."""
-    return [run_target(each) for each in configs(cfg)]
-
-
-def configs(cfg: DictConfig) -> list[DictConfig]:
-    """Returns the configuration of each run, in the order of training."""
-    return [cfg, mmi_config(cfg)] if cfg.mmi.train else [cfg]
+    """Returns the training runs: of the network, of its sequence training and of a second one. Imports no torch."""
+    return [run_target(each) for each in network_configs(cfg)]
 
 
 def run_target(cfg: DictConfig) -> Target:
@@ -116,7 +112,7 @@ def check_options(cfg: DictConfig) -> None:
 
     check_launcher(cfg)
     choose_device(cfg.train.device)
-    for each in configs(cfg):
+    for each in network_configs(cfg):
         check_strategy(TrainConfig.parse(each, run_dir(each)))
 
 
@@ -313,7 +309,7 @@ def sweep_table(jobs: Sequence[DictConfig]) -> str:
     """Returns the lowest held-out loss of the run of each job as a table, that of a run that is not finished as –."""
     losses = {
         run_dir(cfg): f"{best_loss(cfg):.4f}" if (run_dir(cfg) / DONE).exists() else "–"
-        for job in jobs for cfg in configs(job)
+        for job in jobs for cfg in network_configs(job)
     }  # fmt: skip
     width = max(map(len, ("run", *(run.name for run in losses))))
     rows = [("run", "held-out loss"), *((run.name, loss) for run, loss in losses.items())]

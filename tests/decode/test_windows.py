@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from asr_am.decode.scorer import ArchiveSource, NeuralScorer, Window, log_posteriors, log_priors, write_log_likelihoods
 from asr_am.errors import InputError
+from asr_am.models.acoustic import subsample
 from tests.support.hmm_reference import LeftTree, small_lang, small_states
 
 FEATURES, PDFS = 4, 6
@@ -30,6 +31,17 @@ class Framewise(nn.Module):
 
     def forward(self, x_BTF: Tensor, lengths_B: Tensor) -> Tensor:
         return self.linear(x_BTF)
+
+
+class MiddleFrame(Framewise):
+    """Model without context, with an output for the middle one of several frames."""
+
+    def __init__(self, subsampling: int) -> None:
+        super().__init__()
+        self.subsampling = subsampling
+
+    def forward(self, x_BTF: Tensor, lengths_B: Tensor) -> Tensor:
+        return self.linear(subsample(x_BTF, lengths_B, self.subsampling)[0])
 
 
 class Position(nn.Module):
@@ -57,6 +69,21 @@ def test_without_context_windows_change_nothing(frames: int, window: Window, bat
     whole = log_posteriors(model, x_TF, Window(0, 0))
     assert whole == pytest.approx(torch.log_softmax(model.linear(torch.from_numpy(x_TF)), 1).detach().numpy(), abs=1e-5)
     assert log_posteriors(model, x_TF, window, batch) == pytest.approx(whole, abs=1e-4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(frames=st.integers(1, 80), window=windows, subsampling=st.integers(1, 4))
+def test_each_frame_gets_the_output_of_which_it_is_the_middle(frames: int, window: Window, subsampling: int) -> None:
+    x_TF = np.random.default_rng(frames).standard_normal((frames, FEATURES)).astype(np.float32)
+    framewise = log_posteriors(Framewise().eval(), x_TF, window)
+    assert log_posteriors(MiddleFrame(subsampling).eval(), x_TF, window) == pytest.approx(framewise, abs=1e-5)
+
+
+def test_outputs_of_a_chain_model_are_repeated() -> None:
+    model = MiddleFrame(3).eval()
+    x_TF = np.random.default_rng(0).standard_normal((8, FEATURES)).astype(np.float32)
+    expected_TP = model.linear(torch.from_numpy(x_TF[[1, 1, 1, 4, 4, 4, 7, 7]])).detach().numpy()
+    assert log_posteriors(model, x_TF, Window(0, 0), softmax=False) == pytest.approx(expected_TP, abs=1e-5)
 
 
 @settings(deadline=None)

@@ -52,6 +52,12 @@ def test_ctc_has_states_of_phones_without_context_and_no_denominator() -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(InputError, match=r"mmi\.train=true: train\.chain is sequence training already"):
         train.targets(config(*CHAIN, "mmi.train=true"))
+    cfg = config("corpus=minicts", "systems=[sat,nnet]", "second.train=true", "mmi.train=true")
+    *_, mmi, second, combined = plans(cfg)
+    assert (second.name, second.windows) == ("conformer-local-s1", ("63/31", "30/10"))
+    assert combined.combined == (mmi.name, second.name)
+    assert plans(config(*CHAIN[:1], "second.train=true", "combine=[a,b]"))[-1].combined == ("a", "b")
+    assert [plan.name for plan in plans(config(*CHAIN[:1], "second.train=true", "systems=[mono]"))] == ["mono"]
     with pytest.raises(InputError, match=r"combine=\['combined'\]: combined is the system that they make"):
         plans(config(*CHAIN, "combine=[combined]"))
     with pytest.raises(InputError, match=r"train\.chain: lfbe64_lfr joins frames; use other features"):

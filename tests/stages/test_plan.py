@@ -55,6 +55,16 @@ def test_sequence_training_is_a_stage_of_its_own(tmp_path: Path) -> None:
     assert needs["train mmi"].note.startswith(f"{train / 3 / 63 / 32:,.0f} updates")
 
 
+def test_a_second_network_is_a_stage_of_its_own(tmp_path: Path) -> None:
+    options = ("corpus=minicts", "corpus.hours=10")
+    alone = {need.stage: need for need in plan.plan(config(tmp_path, *options))[0]}
+    cfg = config(tmp_path, *options, "second.train=true", "second.epochs=7")
+    needs = {need.stage: need for need in plan.plan(cfg)[0]}
+    assert needs["train"] == alone["train"] and needs["train second"].core_hours > 0
+    assert needs["train second"].note.startswith(f"{10 * plan.FRAMES / 63 / 21:,.0f} updates")
+    assert needs["decode"].core_hours > alone["decode"].core_hours
+
+
 def test_copies_at_other_speeds_cost_what_is_done_with_them(tmp_path: Path) -> None:
     def core_hours(*overrides: str) -> dict[str, float]:
         given = ("corpus=minicts", "corpus.hours=10", "speed_perturb=[]", "train.one_speed=false", *overrides)
@@ -77,9 +87,9 @@ def test_needs_grow_with_the_speech(tmp_path: Path) -> None:
     short, known = plan.plan(config(tmp_path, "corpus=minicts"))
     assert [need.stage for need in short] == ["data", "features", "align", "speaker", "egs", "train", "decode"]
     assert all(need.core_hours > 0 and need.hours > 0 and need.memory > 0 for need in short)
-    written = (tmp_path / "speeds.json").read_text()
+    written = (tmp_path / "speeds-blstm.json").read_text()
     long, again = plan.plan(config(tmp_path, "corpus=minicts", "corpus.hours=10"))
-    assert again == known and (tmp_path / "speeds.json").read_text() == written
+    assert again == known and (tmp_path / "speeds-blstm.json").read_text() == written
     for before, after in zip(short, long, strict=True):
         assert 4 * before.core_hours < after.core_hours < 15 * before.core_hours, before.stage
     lines = plan.table(long)
@@ -89,14 +99,14 @@ def test_needs_grow_with_the_speech(tmp_path: Path) -> None:
 
 
 def test_speeds_are_measured_again_for_another_network_or_processor(tmp_path: Path) -> None:
-    path = tmp_path / "speeds.json"
+    path = tmp_path / "speeds-blstm.json"
     first = speeds.speeds(path, {"cells": 8, "layers": 1}, 5, 9, 21)
     assert speeds.speeds(path, {"cells": 8, "layers": 1}, 5, 9, 21) == first
     assert speeds.speeds(path, {"cells": 9, "layers": 1}, 5, 9, 21).network != first.network
     path.write_text(json.dumps(json.loads(path.read_text()) | {"processor": "another", "training": 1.0}))
     assert speeds.speeds(path, {"cells": 9, "layers": 1}, 5, 9, 21).training > 1.0
     path.write_text("{")
-    with pytest.raises(InputError, match=r"speeds.json: not readable .*remove it"):
+    with pytest.raises(InputError, match=r"speeds-blstm.json: not readable .*remove it"):
         speeds.speeds(path, {"cells": 9, "layers": 1}, 5, 9, 21)
 
 

@@ -1,0 +1,114 @@
+"""The configurations of all networks that stage train makes: that of `run`, and those of sections `mmi` and `second`.
+
+Sequence training goes on from the weights of `run` with the MMI loss, as a run with -mmi in its name. The second
+network is another model on the same examples. Both have everything but the options of their sections from `run`:
+strategy, learners, launcher, optimizer.
+"""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+
+from asr_am.errors import InputError
+from asr_am.features.fusion import stack_of
+from asr_am.options import build
+from asr_am.stages.layout import has_phone_states, run_dir
+from asr_am.stages.sections import MmiSection, SecondSection, values
+from asr_am.train.schedule import for_batch, make_schedule
+
+MMI = "mmi"  # section, and part of the run's name
+
+
+def network_configs(cfg: DictConfig) -> list[DictConfig]:
+    """Returns the configuration of each network, in the order of training. Raises InputError for a wrong option."""
+    found = [cfg]
+    if cfg.mmi.train:
+        found.append(mmi_config(cfg))
+    if cfg.second.train:
+        found.append(second_config(cfg))
+    return found
+
+
+def mmi_section(cfg: DictConfig) -> MmiSection:
+    """Returns the options of the section. Raises InputError if one is unknown, of another type or out of range."""
+    return build(MmiSection, values(cfg.mmi), MMI)
+
+
+def mmi_run(cfg: DictConfig) -> str:
+    """Returns the name of the run: with -mmi at the end, or before the seed that ends the name."""
+    seed = f"-s{cfg.seed}"
+    return f"{cfg.run.removesuffix(seed)}-{MMI}{seed if cfg.run.endswith(seed) else ''}"
+
+
+def mmi_config(cfg: DictConfig) -> DictConfig:
+    """Returns the configuration of the run.
+
+    Raises:
+        InputError: an option is unknown or out of range, the learners cannot divide the batch, or the features join
+            frames.
+    """
+    section = mmi_section(cfg)
+    if section.batch_size % cfg.learners:
+        raise InputError(
+            f"mmi.batch_size={section.batch_size}: learners={cfg.learners} cannot divide it; choose a multiple"
+        )
+    if has_phone_states(cfg):
+        name = "ctc" if cfg.train.get("ctc") else "chain"
+        raise InputError(f"mmi.train=true: train.{name} is sequence training already; set mmi.train=false")
+    if stack_of(cfg.features.name) > 1:
+        raise InputError(
+            f"mmi.train=true: the denominator graph has a state for each frame, but {cfg.features.name} joins frames; "
+            "use other features, or mmi.train=false"
+        )
+    first = make_schedule(**for_batch(values(cfg.schedule), cfg.train.batch_size, cfg.train.optimizer.kind)).base
+    train = {
+        "epochs": section.epochs,
+        "chunk": section.chunk,
+        "batch_size": section.batch_size,
+        "label_smoothing": 0.0,
+        "init": str(run_dir(cfg) / "best.pt"),
+        "mmi": {"acoustic_scale": section.acoustic_scale, "ce_weight": section.ce_weight},
+    }
+    current = cfg.copy()
+    OmegaConf.update(current, "run", mmi_run(cfg))
+    OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
+    schedule = {"base": first * section.rate, "anneal_from": 2, "anneal": section.anneal}
+    OmegaConf.update(current, "schedule", schedule, merge=False)
+    return current
+
+
+def second_section(cfg: DictConfig) -> SecondSection:
+    """Returns the options of the section. Raises InputError if one is unknown, of another type or out of range."""
+    return build(SecondSection, values(cfg.second), "second")
+
+
+def second_config(cfg: DictConfig) -> DictConfig:
+    """Returns the configuration of the second network. Its batch is the next one that the learners can divide.
+
+    Raises:
+        InputError: an option is unknown or out of range, or what is averaged would not fit the network of `run`.
+    """
+    section = second_section(cfg)
+    if has_phone_states(cfg):
+        raise InputError(
+            "second.train=true: only networks trained with cross-entropy can be averaged; set second.train=false"
+        )
+    if cfg.train.optimizer.kind != "adam":
+        raise InputError(
+            f"second.train=true: its rate is for adam, not {cfg.train.optimizer.kind}; set second.train=false"
+        )
+    if section.run == cfg.run:
+        raise InputError(f"second.run={section.run}: is the run of the first network; choose another model or name")
+    suits = section.suits
+    batch = -(-suits["batch"] // cfg.learners) * cfg.learners
+    train = {"epochs": section.epochs, "chunk": suits["chunk"], "batch_size": batch}
+    current = cfg.copy()
+    OmegaConf.update(current, "run", section.run)
+    OmegaConf.update(current, "model", section.model, merge=False)
+    OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
+    schedule = {
+        "reference": {"base": suits["rate"], "batch": suits["batch"], "optimizer": "adam"},
+        "anneal_from": section.anneal_from, "anneal": section.anneal, "warmup_batches": section.warmup_batches,
+    }  # fmt: skip
+    OmegaConf.update(current, "schedule", schedule, merge=False)
+    return current
