@@ -204,7 +204,8 @@ def recipe(corpus: str, arguments: Sequence[str], output: Path | None = None) ->
 def train(member: Member) -> tuple[dict[str, float], str]:
     """Trains by the recipe, and returns the measures of the training run.
 
-    seconds are those of the run's clock, virtual on a virtual cluster. gigabytes_sent are all learners'. trial is the number of the trial that counts.
+    seconds are those of the run's clock, virtual on a virtual cluster. gigabytes_sent are those of all learners.
+    trial is the number of the trial that counts.
     """
     work = build(TrainWork, member.work, "table.work")
     runs = [member_of_trial(member, trial) for trial in work.trials] or [member]

@@ -1,8 +1,8 @@
 """The configurations of all networks that stage train makes: that of `run`, and those of sections `mmi` and `second`.
 
 Sequence training goes on from the weights of `run` with the MMI loss, as a run with -mmi in its name. The second
-network is another model on the same examples. Both have everything but the options of their sections from `run`:
-strategy, learners, launcher, optimizer.
+network is another model on the same examples, and its name is in that of its run. Both have everything but the options
+of their sections from `run`: strategy, learners, launcher, optimizer.
 """
 
 from __future__ import annotations
@@ -34,10 +34,20 @@ def mmi_section(cfg: DictConfig) -> MmiSection:
     return build(MmiSection, values(cfg.mmi), MMI)
 
 
-def mmi_run(cfg: DictConfig) -> str:
-    """Returns the name of the run: with -mmi at the end, or before the seed that ends the name."""
+def derived_run(cfg: DictConfig, what: str) -> str:
+    """Returns the name of `run` with -`what` at the end, or before the seed that ends the name."""
     seed = f"-s{cfg.seed}"
-    return f"{cfg.run.removesuffix(seed)}-{MMI}{seed if cfg.run.endswith(seed) else ''}"
+    return f"{cfg.run.removesuffix(seed)}-{what}{seed if cfg.run.endswith(seed) else ''}"
+
+
+def mmi_run(cfg: DictConfig) -> str:
+    """Returns the name of the run of sequence training."""
+    return derived_run(cfg, MMI)
+
+
+def second_run(cfg: DictConfig) -> str:
+    """Returns the name of the run of the second network."""
+    return derived_run(cfg, cfg.second.model.name)
 
 
 def mmi_config(cfg: DictConfig) -> DictConfig:
@@ -97,13 +107,15 @@ def second_config(cfg: DictConfig) -> DictConfig:
         raise InputError(
             f"second.train=true: its rate is for adam, not {cfg.train.optimizer.kind}; set second.train=false"
         )
-    if section.run == cfg.run:
-        raise InputError(f"second.run={section.run}: is the run of the first network; choose another model or name")
+    if stack_of(cfg.features.name) > 1:
+        raise InputError(
+            f"second.train=true: {cfg.features.name} joins frames already; use other features, or second.train=false"
+        )
     suits = section.suits
     batch = -(-suits["batch"] // cfg.learners) * cfg.learners
     train = {"epochs": section.epochs, "chunk": suits["chunk"], "batch_size": batch}
     current = cfg.copy()
-    OmegaConf.update(current, "run", section.run)
+    OmegaConf.update(current, "run", second_run(cfg))
     OmegaConf.update(current, "model", section.model, merge=False)
     OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
     schedule = {

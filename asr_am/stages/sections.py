@@ -173,7 +173,6 @@ class SecondSection:
     """The options of section `second`. They are explained in conf/config.yaml."""
 
     train: bool
-    run: str
     epochs: int
     anneal_from: int
     anneal: float
@@ -183,7 +182,6 @@ class SecondSection:
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        check_name("second.run", self.run)
         check_least(self, "second", epochs=1)
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig
 from asr_am.errors import InputError
 from asr_am.options import check_name
 from asr_am.stages.layout import layout, states_name
-from asr_am.stages.networks import mmi_run, second_section
+from asr_am.stages.networks import derived_run, mmi_run, second_run, second_section
 
 if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
@@ -113,35 +113,40 @@ class SystemPlan:
 
 
 def plans(cfg: DictConfig) -> list[SystemPlan]:
-    """Returns the systems that `systems` lists: GMMs by name, nnet for the networks that stage train makes.
+    """Returns the systems that `systems` lists: GMMs by name, nnet for `network_plans`.
 
-    The last one combines the networks of `combine`, or else the best and the second of these.
+    The last one averages the networks of `combine`, if it lists any.
     """
-    paths = layout(cfg)
     found: list[SystemPlan] = []
-    pair: list[str] = []
     for name in cfg.systems:
         if name == "nnet":
-            first = SystemPlan(cfg.run, states_name(cfg), cfg.features.name, paths.run(cfg.run), cfg.seed)
-            found.append(first)
-            if cfg.mmi.train:
-                run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)
-                found.append(replace(first, name=run, model=paths.run(run), windows=windows, start=first.model))
-            if cfg.second.train:
-                second = second_section(cfg)
-                pair = [found[-1].name, second.run]
-                windows = tuple(second.suits["windows"])
-                found.append(replace(first, name=second.run, model=paths.run(second.run), windows=windows))
+            found += network_plans(cfg)
         elif name not in GMM_FEATURES:
             raise InputError(f"systems: {name!r} is unknown; choose from {', '.join(SYSTEMS)}")
         elif name not in cfg.align:
             raise InputError(f"systems: {name} is not trained; use align=sat, or leave it out of systems")
         else:
             found.append(SystemPlan(name, name, GMM_FEATURES[name], None, None))
-    if runs := tuple(check_name("combine", str(run)) for run in cfg.combine or pair):
+    if cfg.combine:
+        runs = tuple(check_name("combine", str(run)) for run in cfg.combine)
         if COMBINED in runs:
             raise InputError(f"combine={list(runs)}: {COMBINED} is the system that they make; name its networks")
         found.append(SystemPlan(COMBINED, states_name(cfg), cfg.features.name, None, None, combined=runs))
+    return found
+
+
+def network_plans(cfg: DictConfig) -> list[SystemPlan]:
+    """Returns the networks that stage train makes. The last one is an average, if one of them is a second network."""
+    paths = layout(cfg)
+    first = SystemPlan(cfg.run, states_name(cfg), cfg.features.name, paths.run(cfg.run), cfg.seed)
+    found = [first]
+    if cfg.mmi.train:
+        run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)
+        found.append(replace(first, name=run, model=paths.run(run), windows=windows, start=first.model))
+    if cfg.second.train:
+        best, run, windows = found[-1].name, second_run(cfg), tuple(second_section(cfg).suits["windows"])
+        found.append(replace(first, name=run, model=paths.run(run), windows=windows))
+        found.append(replace(first, name=derived_run(cfg, COMBINED), model=None, combined=(best, run)))
     return found
 
 

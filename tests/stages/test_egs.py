@@ -54,8 +54,8 @@ def test_what_does_not_go_together_is_refused() -> None:
         train.targets(config(*CHAIN, "mmi.train=true"))
     cfg = config("corpus=minicts", "systems=[sat,nnet]", "second.train=true", "mmi.train=true")
     *_, mmi, second, combined = plans(cfg)
-    assert (second.name, second.windows) == ("conformer-local-s1", ("63/31", "30/10"))
-    assert combined.combined == (mmi.name, second.name)
+    assert (second.name, second.windows) == ("blstm-local-b64-conformer-s1", ("63/31", "30/10"))
+    assert (combined.name, combined.combined) == ("blstm-local-b64-combined-s1", (mmi.name, second.name))
     assert plans(config(*CHAIN[:1], "second.train=true", "combine=[a,b]"))[-1].combined == ("a", "b")
     assert [plan.name for plan in plans(config(*CHAIN[:1], "second.train=true", "systems=[mono]"))] == ["mono"]
     with pytest.raises(InputError, match=r"combine=\['combined'\]: combined is the system that they make"):

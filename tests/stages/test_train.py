@@ -240,18 +240,18 @@ def test_the_second_network_is_another_model_with_what_suits_it() -> None:
     options = ("corpus=an4", "strategy=sync", "learners=4", "launcher=process", "second.train=true")
     first, second = targets(config(*options))
     assert (first.config, first.out) == (targets(config(*options[:-1]))[0].config, first.out)
-    assert second.out == first.out.with_name("conformer-sync-p4-s1") and second.inputs == first.inputs
+    assert second.out == first.out.with_name("blstm-sync-p4-b64-conformer-s1") and second.inputs == first.inputs
     changed = {"epochs": 20, "batch_size": 24, "chunk": 63}  # four learners cannot divide 21
     assert second.config["train"] == first.config["train"] | changed
     assert second.config["model"]["_target_"] == "asr_am.models.conformer.ConformerOptions"
     schedule = {"batch_ratio": pytest.approx((24 / 21) ** 0.5), "warmup_epochs": 12, "base": 0.001}
     assert second.config["schedule"] == schedule | {"anneal_from": 13, "anneal": 0.6, "warmup_batches": 50}
-    (_, other) = targets(config("second.train=true", "model=conformer", "model@second=blstm", "second.run=b"))
-    assert other.out.name == "b" and other.config["train"]["batch_size"] == 64
+    (_, other) = targets(config("second.train=true", "model=conformer", "model@second=blstm", "run=b"))
+    assert other.out.name == "b-blstm" and other.config["train"]["batch_size"] == 64
     for wrong, message in (
         (("train=chain", "model=tdnnf"), "only networks trained with cross-entropy can be averaged"),
         (("train=paper", "schedule=anneal"), "its rate is for adam, not sgd"),
-        (("second.run=same", "run=same"), "is the run of the first network"),
+        (("align=triphone", "features=lfbe64_lfr"), "lfbe64_lfr joins frames"),
         (("second.epochs=0",), "second.epochs=0: must be at least 1"),
     ):
         with pytest.raises(InputError, match=message):
