@@ -14,7 +14,7 @@ from asr_am.features.fusion import stack_of
 from asr_am.options import build
 from asr_am.stages.layout import has_phone_states, run_dir
 from asr_am.stages.sections import MmiSection, SecondSection, values
-from asr_am.train.schedule import for_batch, make_schedule
+from asr_am.train.schedule import DEFAULT, for_batch, make_schedule
 
 MMI = "mmi"  # section, and part of the run's name
 
@@ -119,6 +119,7 @@ def second_config(cfg: DictConfig) -> DictConfig:
     OmegaConf.update(current, "model", section.model, merge=False)
     OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
     schedule = {
+        "_target_": DEFAULT,
         "reference": {"base": suits["rate"], "batch": suits["batch"], "optimizer": "adam"},
         "anneal_from": section.anneal_from, "anneal": section.anneal, "warmup_batches": section.warmup_batches,
     }  # fmt: skip

@@ -244,7 +244,12 @@ def test_the_second_network_is_another_model_with_what_suits_it() -> None:
     changed = {"epochs": 20, "batch_size": 24, "chunk": 63}  # four learners cannot divide 21
     assert second.config["train"] == first.config["train"] | changed
     assert second.config["model"]["_target_"] == "asr_am.models.conformer.ConformerOptions"
-    schedule = {"batch_ratio": pytest.approx((24 / 21) ** 0.5), "warmup_epochs": 12, "base": 0.001}
+    schedule = {
+        "_target_": "asr_am.train.schedule.Anneal",
+        "batch_ratio": pytest.approx((24 / 21) ** 0.5),
+        "warmup_epochs": 12,
+        "base": 0.001,
+    }
     assert second.config["schedule"] == schedule | {"anneal_from": 13, "anneal": 0.6, "warmup_batches": 50}
     (_, other) = targets(config("second.train=true", "model=conformer", "model@second=blstm", "run=b"))
     assert other.out.name == "b-blstm" and other.config["train"]["batch_size"] == 64
