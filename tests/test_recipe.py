@@ -38,7 +38,7 @@ TINY = [
     "speaker.search.lattice_beam=3", "ivectors.gaussians=16", "ivectors.dim=8", "model.layers=1", "model.cells=32",
     "model.dropout=0", "train.epochs=3", "train.checkpoint_every=10", "schedule.warmup_batches=5",
     "schedule.base=0.01", "logger=none", "systems=[mono,sat,nnet]", "mmi.train=true", "mmi.epochs=1",
-    "mmi.windows=[63/63]", "decode.search.beam=6",
+    "mmi.windows=[63/63]", "second.train=true", "second.epochs=1", "second.model.layers=1", "decode.search.beam=6",
     "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]", "log_likelihoods=true",
 ]  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_every_stage_leaves_its_output(exp: Path) -> None:
     assert "| sat |" in (exp / "minicts/RESULTS.md").read_text()
     assert not list(exp.rglob("*.partial")) and not list(exp.rglob("*.tmp"))
     errors = word_errors(exp)
-    networks = {"blstm-local-b64-s1", "blstm-local-b64-mmi-s1"}
+    networks = {f"blstm-local-b64{kind}-s1" for kind in ("", "-mmi", "-conformer", "-combined")}
     assert {name.removesuffix("_kn3") for name in errors} == {"mono", "sat", *networks}
     for name, (wrong, words) in errors.items():
         assert words > 100 and 0 < wrong < words, f"{name} recognised nothing: {wrong} errors in {words} words"
@@ -202,7 +202,7 @@ def test_killed_in_the_middle_of_stages_a_copy_ends_with_the_same_errors(exp: Pa
     shutil.copytree(exp, folder)
     for made in ("egs", "train", "graph", "decode", "score", "report"):
         shutil.rmtree(folder / "minicts" / made)
-    more = ["mmi.train=false", "systems=[sat,nnet]"]
+    more = ["mmi.train=false", "second.train=false", "systems=[sat,nnet]"]
     with removed(exp):
         for stage, name, reached in STOPS:
             kill_when(reached, folder, stage, *more)
