@@ -21,7 +21,7 @@ from asr_am.stages.systems import plans
 
 
 def closing_lines(cfg: DictConfig, corpus: str, overrides: Sequence[str]) -> list[str]:
-    """Returns the lines. Each system is shown with the LM that is the best one on dev."""
+    """Returns the lines. Each system is shown with the LM that is the best one on dev. The best system is to be tried."""
     paths = layout(cfg)
     wers, runs = [], []
     for system in plans(cfg):
@@ -30,14 +30,14 @@ def closing_lines(cfg: DictConfig, corpus: str, overrides: Sequence[str]) -> lis
         if scores:
             best = min(scores, key=lambda score: score["dev_wer"])
             wers.append(f"{system.name} {100 * best['all']['errors'] / best['all']['words']:.2f} % ({best['lm']})")
-            runs.append(f"{system.name}_{best['lm'].partition('+')[0]}")
+            runs.append((best["dev_wer"], f"{system.name}_{best['lm'].partition('+')[0]}"))
     if not runs:
         return []
     if cfg.strategy.name == "local" and cfg.corpus.name == corpus:  # a recipe without options of its own
         command = [f"recipes/{corpus}/run.sh", "--stage", "6", *overrides]
         command += ["strategy=sync", "launcher=virtual", "learners=4"]
     else:
-        command = ["python", "-m", "asr_am.transcribe", "--model", str(paths.decoded(runs[-1])), "my.wav"]
+        command = ["python", "-m", "asr_am.transcribe", "--model", str(paths.decoded(min(runs)[1])), "my.wav"]
     return [
         f"word error rate: {', '.join(wers)}",
         f"report: {paths.report / 'index.html'}, as Markdown {paths.results}",

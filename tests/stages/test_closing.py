@@ -35,5 +35,6 @@ def test_each_system_has_its_error_rate_with_the_best_lm_on_dev(tmp_path: Path) 
     assert rates == "word error rate: mono 30.00 % (kn3), blstm-local-b64-s1 4.50 % (kn3+lstm)"
     assert report == f"report: {tmp_path}/an4/report/index.html, as Markdown {tmp_path}/an4/RESULTS.md"
     assert command == ("next, for example: recipes/an4/run.sh --stage 6 strategy=sync launcher=virtual learners=4")
+    write_score(tmp_path / "an4", "sat", "kn3", 25, 55)
     command = lines_of(tmp_path, "strategy=bmuf", "launcher=virtual", "learners=2")[2]
     assert command == f"next, for example: python -m asr_am.transcribe --model {tmp_path}/an4/decode/mono_kn3 my.wav"
