@@ -21,7 +21,7 @@ from asr_am.stages.systems import plans
 
 
 def closing_lines(cfg: DictConfig, corpus: str, overrides: Sequence[str]) -> list[str]:
-    """Returns the lines. Each system is shown with the LM that is the best one on dev. The best system is to be tried."""
+    """Returns the lines. A system is shown with the LM that is best on dev. The command is for the best system."""
     paths = layout(cfg)
     wers, runs = [], []
     for system in plans(cfg):
