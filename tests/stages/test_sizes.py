@@ -37,6 +37,14 @@ def test_sizes_of_other_models_do_too(tmp_path: Path) -> None:
     assert (tdnnf.far_layers, tdnnf.width, tdnnf.bottleneck) == (9, 768, 96)
 
 
+@pytest.mark.parametrize(("hours", "epochs"), [(0.2, None), (0.6, (20, 13)), (2, (20, 13)), (5, (12, 8)), (20, None)])
+def test_a_second_network_is_trained_where_it_was_tried(
+    tmp_path: Path, hours: float, epochs: tuple[int, int] | None
+) -> None:
+    second = config(tmp_path, f"corpus.hours={hours}").second
+    assert ((second.epochs, second.anneal_from) if second.train else None) == epochs
+
+
 def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "mine/data").mkdir(parents=True)
     (tmp_path / "mine/data/corpus.json").write_text('{"hours": 0.63}')
