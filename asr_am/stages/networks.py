@@ -2,7 +2,7 @@
 
 Sequence training goes on from the weights of `run` with the MMI loss, as a run with -mmi in its name. The second
 network is another model on the same examples, and its name is in that of its run. Both have everything but the options
-of their sections from `run`: strategy, learners, launcher, optimizer.
+of their sections from `run`, such as strategy, learners and launcher.
 """
 
 from __future__ import annotations
@@ -103,17 +103,18 @@ def second_config(cfg: DictConfig) -> DictConfig:
         raise InputError(
             "second.train=true: only networks trained with cross-entropy can be averaged; set second.train=false"
         )
-    if cfg.train.optimizer.kind != "adam":
-        raise InputError(
-            f"second.train=true: its rate is for adam, not {cfg.train.optimizer.kind}; set second.train=false"
-        )
     if stack_of(cfg.features.name) > 1:
         raise InputError(
             f"second.train=true: {cfg.features.name} joins frames already; use other features, or second.train=false"
         )
     suits = section.suits
     batch = -(-suits["batch"] // cfg.learners) * cfg.learners
-    train = {"epochs": section.epochs, "chunk": suits["chunk"], "batch_size": batch}
+    train = {
+        "epochs": section.epochs,
+        "chunk": suits["chunk"],
+        "batch_size": batch,
+        "optimizer": section.optimizer,
+    }
     current = cfg.copy()
     OmegaConf.update(current, "run", second_run(cfg))
     OmegaConf.update(current, "model", section.model, merge=False)

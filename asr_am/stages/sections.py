@@ -174,6 +174,7 @@ class SecondSection:
 
     train: bool
     epochs: int
+    optimizer: Mapping[str, Any]
     anneal_from: int
     anneal: float
     warmup_batches: int
