@@ -11,6 +11,9 @@ import torch
 from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.strategies.adpsgd import Adpsgd
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.diloco import Diloco
+from asr_am.distributed.strategies.slowmo import Slowmo
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.wire_dtype import WIRE_DTYPES
 from tests.support.soak import SHORT, STRATEGIES, WITH_SERVERS
@@ -65,6 +68,15 @@ def test_gossip_between_equal_learners_changes_nothing() -> None:
     assert sum(result.strategy.metrics["exchanges"] for result in results.values()) > 5
     assert all(torch.equal(result.replica, expected) for result in results.values())
     assert not torch.equal(expected.bfloat16().float(), expected)
+
+
+@pytest.mark.parametrize("kind", [Bmuf, Diloco, Slowmo])
+def test_blocks_without_changes_leave_the_weights_alone(kind: type[Bmuf]) -> None:
+    """Changes are averaged, so the weights themselves are not rounded."""
+    problem = replace(SHORT, lr=1e-12)  # too small to change a weight
+    results = train(problem, partial(kind, block_size=2), cluster=hardware(jitter=0.0), wire="bfloat16")
+    expected = train(problem, Sync)[0].replica
+    assert all(torch.equal(result.replica, expected) for result in results.values())
 
 
 @pytest.mark.parametrize("one_host", [False, True])

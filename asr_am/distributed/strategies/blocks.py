@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
@@ -77,6 +78,8 @@ class BlockStrategy(Strategy):
         size = len(params) if self._group_leaders else 0
         self._W_g = params.w[:size].clone()  # the model that was broadcast. Only leaders need it
         self._steps = 0  # in the present block
+        third = torch.tensor([1 / 3])
+        self._rounds = not torch.equal(team.as_sent(third), third)  # what is sent has 16 bits
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = self._inner.step(gradient)
@@ -102,12 +105,20 @@ class BlockStrategy(Strategy):
         return [*found, f"{lead}, {effect}; set it to {max(1, steps // 4)}, for four blocks in an epoch"]
 
     def _finish(self, part: slice) -> None:
-        """Combines the models' elements `part`."""
+        """Combines the models' elements `part`.
+
+        In 16 bits the changes since the last block are averaged: a block momentum would add up the rounding of weights.
+        """
         w = self.params.w[part]
         if self._group_leaders is not None:
+            W_g = self._W_g[part]
+            if self._rounds:
+                w.sub_(W_g)
             self._group_leaders.start_all_reduce_mean(w).wait()
-            self.combine(w, self._W_g[part], part)
-            self._W_g[part].copy_(w)
+            if self._rounds:
+                w.add_(W_g)
+            self.combine(w, W_g, part)
+            W_g.copy_(w)
         if self._group is not None:
             self._group.broadcast(w)
 
