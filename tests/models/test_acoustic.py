@@ -119,11 +119,14 @@ def test_exported_networks_have_the_same_scores(name: str, chain: bool, tmp_path
     torch.testing.assert_close(exported, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_outputs_are_repeated_for_their_frames() -> None:
-    model, x_TF = make("tdnnf 3").eval(), torch.randn(10, 6)
+def test_outputs_of_chain_models_are_repeated_and_others_are_made_for_each_frame() -> None:
+    model, x_TF = make("tdnnf 3").eval(), torch.randn(12, 6)
+    scores_TP = torch.from_numpy(log_posteriors(model, x_TF.numpy(), Window(0, 0), softmax=False))
+    expected_KP = model(x_TF[None])[0]
+    torch.testing.assert_close(scores_TP, expected_KP[torch.arange(12) // 3])
     scores_TP = torch.from_numpy(log_posteriors(model, x_TF.numpy(), Window(0, 0)))
-    expected_KP = model(x_TF[None])[0].log_softmax(1)
-    torch.testing.assert_close(scores_TP, expected_KP[torch.arange(10) // 3])
+    torch.testing.assert_close(scores_TP[1::3], expected_KP.log_softmax(1))  # middle frames
+    x_TF = x_TF[:10]
     shifted_TP = torch.from_numpy(log_posteriors(model, x_TF.numpy(), Window(9, 1)))  # windows at frames 0 and 1
     assert shifted_TP.shape == (10, 11) and shifted_TP.isfinite().all()
 
