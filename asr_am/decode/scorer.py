@@ -113,16 +113,16 @@ def _score(model: nn.Module, x_BCF: Tensor, chunk: int, softmax: bool) -> Tensor
     """Returns log-posteriors, or logits, [B, C, P]. An utterance shorter than a chunk is padded, as in training."""
     size, rate = x_BCF.shape[1], getattr(model, "subsampling", 1)
 
-    def logits(x_BCF: Tensor) -> Tensor:
-        batch, length, _ = x_BCF.shape
-        padded_BCF = nn.functional.pad(x_BCF, (0, 0, 0, max(chunk - length, 0)))
+    def logits(frames_BCF: Tensor) -> Tensor:
+        batch, length, _ = frames_BCF.shape
+        padded_BCF = nn.functional.pad(frames_BCF, (0, 0, 0, max(chunk - length, 0)))
         return model(padded_BCF, torch.full((batch,), length, dtype=torch.int64)).float()
 
     if not softmax:
         return logits(x_BCF).repeat_interleave(rate, dim=1)[:, :size]
     frame_C = torch.arange(-(-size // rate) * rate, device=x_BCF.device)  # whole outputs
-    shifted = (x_BCF[:, (frame_C + shift - rate // 2).clamp(0, size - 1)] for shift in range(rate))
-    scores_BKnP = torch.stack([torch.log_softmax(logits(x_BCF), dim=-1) for x_BCF in shifted], dim=2)
+    shifted = [(frame_C + shift - rate // 2).clamp(0, size - 1) for shift in range(rate)]
+    scores_BKnP = torch.stack([torch.log_softmax(logits(x_BCF[:, index_C]), dim=-1) for index_C in shifted], dim=2)
     return scores_BKnP.flatten(1, 2)[:, :size]
 
 

@@ -17,7 +17,7 @@ from asr_am.options import build, choices
 from asr_am.stages.align import graph_lang
 from asr_am.stages.app import stage
 from asr_am.stages.layout import CHAIN, Layout, input_dirs, layout
-from asr_am.stages.networks import mmi_section, second_section
+from asr_am.stages.networks import mmi_section, second_suits
 from asr_am.stages.sections import DecodeSection, values
 from asr_am.stages.systems import (
     SYSTEMS,
@@ -245,7 +245,7 @@ def check_options(cfg: DictConfig) -> None:
     search_and_windows(values(cfg.decode))
     for text in mmi_section(cfg).windows:
         Window.parse(text, "mmi.windows")
-    for text in second_section(cfg).suits["windows"]:
+    for text in second_suits(cfg).windows:
         Window.parse(text, "second.suits.windows")
     lm_scale_grid(cfg)
     language_models(cfg)

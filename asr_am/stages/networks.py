@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.features.fusion import stack_of
-from asr_am.options import build
+from asr_am.options import build, check_name
 from asr_am.stages.layout import has_phone_states, run_dir
-from asr_am.stages.sections import MmiSection, SecondSection, values
+from asr_am.stages.sections import MmiSection, SecondSection, Suits, values
 from asr_am.train.schedule import DEFAULT, for_batch, make_schedule
 
 MMI = "mmi"  # section, and part of the run's name
@@ -47,7 +47,7 @@ def mmi_run(cfg: DictConfig) -> str:
 
 def second_run(cfg: DictConfig) -> str:
     """Returns the name of the run of the second network."""
-    return derived_run(cfg, cfg.second.model.name)
+    return derived_run(cfg, check_name("second.model.name", str(cfg.second.model.name)))
 
 
 def mmi_config(cfg: DictConfig) -> DictConfig:
@@ -92,13 +92,18 @@ def second_section(cfg: DictConfig) -> SecondSection:
     return build(SecondSection, values(cfg.second), "second")
 
 
+def second_suits(cfg: DictConfig) -> Suits:
+    """Returns what suits the second network. Raises InputError as `second_section`."""
+    return build(Suits, second_section(cfg).suits, "second.suits")
+
+
 def second_config(cfg: DictConfig) -> DictConfig:
     """Returns the configuration of the second network. Its batch is the next one that the learners can divide.
 
     Raises:
         InputError: an option is unknown or out of range, or what is averaged would not fit the network of `run`.
     """
-    section = second_section(cfg)
+    section, suits = second_section(cfg), second_suits(cfg)
     if has_phone_states(cfg):
         raise InputError(
             "second.train=true: only networks trained with cross-entropy can be averaged; set second.train=false"
@@ -107,11 +112,10 @@ def second_config(cfg: DictConfig) -> DictConfig:
         raise InputError(
             f"second.train=true: {cfg.features.name} joins frames already; use other features, or second.train=false"
         )
-    suits = section.suits
-    batch = -(-suits["batch"] // cfg.learners) * cfg.learners
+    batch = -(-suits.batch // cfg.learners) * cfg.learners
     train = {
         "epochs": section.epochs,
-        "chunk": suits["chunk"],
+        "chunk": suits.chunk,
         "batch_size": batch,
         "optimizer": section.optimizer,
     }
@@ -121,7 +125,7 @@ def second_config(cfg: DictConfig) -> DictConfig:
     OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
     schedule = {
         "_target_": DEFAULT,
-        "reference": {"base": suits["rate"], "batch": suits["batch"], "optimizer": "adam"},
+        "reference": {"base": suits.rate, "batch": suits.batch, "optimizer": "adam"},
         "anneal_from": section.anneal_from, "anneal": section.anneal, "warmup_batches": section.warmup_batches,
     }  # fmt: skip
     OmegaConf.update(current, "schedule", schedule, merge=False)

@@ -17,18 +17,17 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
-from asr_am.options import choices, nearest
+from asr_am.options import build, choices, nearest
 from asr_am.stages.layout import layout
 from asr_am.stages.overrides import jobs_of
 from asr_am.stages.recipe_files import CONF
-from asr_am.stages.sections import RecipeOptions, check, job_options
+from asr_am.stages.sections import RecipeOptions, Suits, check, job_options, values
 from asr_am.stages.train_config import with_schedule
 
 GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "jobs", "launcher", "lm", "logger", "model", "schedule",
           "strategy", "train", "workload")  # fmt: skip
 SECTIONS = (*GROUPS, "chain", "decode", "egs", "mmi", "score", "second", "speaker")
 TABLE = "table"  # of a paper, which only asr_am.papers.table reads
-SUITS = ("chunk", "batch", "rate", "windows", "window")  # options of section `suits`, which only other sections read
 CHECKED = ("corpus", "exp", "nj", "seed")  # overrides that need no further check
 STAGES_WITH_OPTIONS = ("lang", "features", "align", "speaker", "egs", "train", "decode", "rescore", "score")
 
@@ -47,8 +46,9 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
         if not OmegaConf.is_dict(cfg.get(section)):
             raise InputError(f"{section}={cfg.get(section)}: must be a section with options")
     check_names("corpus.", cfg.corpus, corpus_options())
-    check_names("suits.", cfg.suits, SUITS)
-    check_names("second.suits.", cfg.second.suits, SUITS)
+    for where, suits in (("suits", cfg.suits), ("second.suits", cfg.second.suits)):
+        check_names(f"{where}.", suits, [field.name for field in fields(Suits)])
+        build(Suits, values(suits), where)
     job_options(cfg)
     given = {override.lstrip("+~").partition("=")[0] for override in overrides}
     if not given <= set(CHECKED) and not trained_with(cfg):

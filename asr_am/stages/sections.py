@@ -169,6 +169,22 @@ class MmiSection:
 
 
 @dataclass(frozen=True)
+class Suits:
+    """What suits a model, the options of sections `suits` and `second.suits`. They are explained in conf/suits.yaml."""
+
+    chunk: int
+    batch: int
+    rate: float
+    windows: Sequence[str]
+    window: str
+
+    def __post_init__(self) -> None:
+        """Raises InputError if there is no window to decode in."""
+        if not self.windows:
+            raise InputError("suits.windows: is empty; give at least one window, for instance 21/10")
+
+
+@dataclass(frozen=True)
 class SecondSection:
     """The options of section `second`. They are explained in conf/config.yaml."""
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig
 from asr_am.errors import InputError
 from asr_am.options import check_name
 from asr_am.stages.layout import layout, states_name
-from asr_am.stages.networks import derived_run, mmi_run, second_run, second_section
+from asr_am.stages.networks import derived_run, mmi_run, second_run, second_suits
 
 if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
@@ -144,7 +144,7 @@ def network_plans(cfg: DictConfig) -> list[SystemPlan]:
         run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)
         found.append(replace(first, name=run, model=paths.run(run), windows=windows, start=first.model))
     if cfg.second.train:
-        best, run, windows = found[-1].name, second_run(cfg), tuple(second_section(cfg).suits["windows"])
+        best, run, windows = found[-1].name, second_run(cfg), tuple(second_suits(cfg).windows)
         found.append(replace(first, name=run, model=paths.run(run), windows=windows))
         found.append(replace(first, name=derived_run(cfg, COMBINED), model=None, combined=(best, run)))
     return found

@@ -113,7 +113,10 @@ def check_options(cfg: DictConfig) -> None:
     check_launcher(cfg)
     choose_device(cfg.train.device)
     for each in network_configs(cfg):
-        check_strategy(TrainConfig.parse(each, run_dir(each)))
+        try:
+            check_strategy(TrainConfig.parse(each, run_dir(each)))
+        except InputError as error:  # its options have other names in the section that they are from
+            raise error if each is cfg else InputError(f"run={each.run}: {error}") from error
 
 
 def key_values(cfg: DictConfig) -> dict[str, object]:

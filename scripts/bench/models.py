@@ -34,8 +34,7 @@ UTTERANCE = 500  # frames
 
 
 def made(name: str, subsampling: int, inputs: int, pdfs: int) -> AcousticModel:
-    content = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
-    content = content.get("model", content)  # of a file that sets what suits the model, too
+    content = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))["model"]
     options = {key: value for key, value in content.items() if key != "name" and not str(value).startswith("${")}
     return model_options(**options | ({"subsampling": subsampling} if "subsampling" in options else {})).make(
         inputs, pdfs

@@ -52,6 +52,8 @@ def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) 
     [
         ("+stratgy=sync", r"^stratgy: there is no such option; did you mean strategy\?$"),
         ("+corpus.hourz=3", r"^corpus\.hourz: there is no such option; did you mean hours\?$"),
+        ("second.suits.batch=many", r"^second\.suits\.batch=many: must be a whole number$"),
+        ("second.suits.windows=[]", r"^suits\.windows: is empty"),
         ("+suits.chunks=9", r"^suits\.chunks: there is no such option; did you mean chunk\?$"),
         ("+corpus.lms.kn3.ordr=2", r"^corpus\.lms\.kn3\.ordr: .* did you mean order\?"),
         ("corpus.lang.oov=drop", r"^corpus\.lang\.oov=drop: "), ("corpus.lang.silence_prob=1", "silence_prob=1: must"),

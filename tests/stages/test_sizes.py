@@ -38,7 +38,7 @@ def test_sizes_of_other_models_do_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("hours", "epochs"), [(0.2, None), (0.6, (20, 13)), (2, (20, 13)), (5, (12, 8)), (20, None)])
-def test_a_second_network_is_trained_where_it_was_tried(
+def test_a_second_network_is_trained_from_20_minutes_to_6_hours(
     tmp_path: Path, hours: float, epochs: tuple[int, int] | None
 ) -> None:
     second = config(tmp_path, f"corpus.hours={hours}").second

@@ -259,6 +259,8 @@ def test_the_second_network_is_another_model_with_what_suits_it() -> None:
         (("train=chain", "model=tdnnf"), "only networks trained with cross-entropy can be averaged"),
         (("align=triphone", "features=lfbe64_lfr"), "lfbe64_lfr joins frames"),
         (("second.epochs=0",), "second.epochs=0: must be at least 1"),
+        (("second.suits.batch=many",), "second.suits.batch=many: must be a whole number"),
+        (("second.model.name=a/b",), "second.model.name=a/b"),
     ):
         with pytest.raises(InputError, match=message):
             targets(config("second.train=true", *wrong))
