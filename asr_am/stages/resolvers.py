@@ -2,6 +2,7 @@
 
 ${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json
 ${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
+${frame_wise:CHOICE,TRAIN,FEATURES}  CHOICE, but false for chain models, CTC and features that join frames
 ${beside:FILE,NAME}          the file NAME in the directory of FILE, null if there is none
 ${experiment_or:NAME}        the name of the file that +experiment= chose, NAME without an experiment
 ${temporary_dir:}            a directory that exists until the process ends
@@ -22,6 +23,7 @@ from omegaconf import OmegaConf
 
 from asr_am import disk
 from asr_am.errors import InputError
+from asr_am.features.fusion import stack_of
 from asr_am.stages.installed import register_installed
 from asr_am.stages.recipe_files import CONF
 
@@ -49,6 +51,17 @@ def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[
         if hours <= limit:
             return row
     raise InputError(f"corpus.sizes: no row for {hours:g} hours of speech; add one with more hours")
+
+
+def frame_wise(choice: bool, train: Mapping[str, object], features: str) -> bool:
+    """Returns the choice of a second training for networks by cross-entropy with an output per frame, else False.
+
+    Args:
+        choice: of the corpus' size.
+        train: section `train`.
+        features: kind of the features.
+    """
+    return bool(choice) and not (train.get("chain") or train.get("ctc")) and stack_of(features) == 1
 
 
 def sibling(file: str | None, name: str) -> str | None:
@@ -83,6 +96,7 @@ def register_resolvers() -> None:
     register_installed()
     OmegaConf.register_new_resolver("hours_of", hours_of, replace=True)
     OmegaConf.register_new_resolver("row_for_hours", row_for_hours, replace=True)
+    OmegaConf.register_new_resolver("frame_wise", frame_wise, replace=True)
     OmegaConf.register_new_resolver("beside", sibling, replace=True)
     OmegaConf.register_new_resolver("experiment_or", experiment_or, replace=True)
     OmegaConf.register_new_resolver("temporary_dir", temporary_dir, replace=True, use_cache=True)

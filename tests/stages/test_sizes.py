@@ -45,6 +45,15 @@ def test_a_second_network_is_trained_from_20_minutes_to_6_hours(
     assert ((second.epochs, second.anneal_from) if second.train else None) == epochs
 
 
+@pytest.mark.parametrize("other", ["train=chain", "train=ctc", "features=lfbe64_lfr"])
+def test_what_needs_an_output_per_frame_is_not_trained_without_being_asked_for(tmp_path: Path, other: str) -> None:
+    cfg = config(tmp_path, "corpus.hours=2")
+    assert cfg.mmi.train and cfg.second.train
+    cfg = config(tmp_path, "corpus.hours=2", other)
+    assert not cfg.mmi.train and not cfg.second.train
+    assert config(tmp_path, "corpus.hours=2", other, "mmi.train=true").mmi.train
+
+
 def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "mine/data").mkdir(parents=True)
     (tmp_path / "mine/data/corpus.json").write_text('{"hours": 0.63}')
