@@ -88,8 +88,8 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     paths = layout(cfg)
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
     inputs = [paths.data, system_dir(paths, system), *input_dirs(cfg, system.features), paths.graph(system.gmm, lm)]
-    inputs += [run for run in (system.model, system.start) if run]
-    inputs += [paths.decoded(f"{run}_{lm}") for run in system.combined]
+    inputs += [system.model] if system.model else []
+    inputs += [paths.decoded(f"{run}_{lm}") for run in (*system.combined, system.start) if run]
     key = options | ({"network_windows": list(system.windows)} if system.windows else {})
     unseen_graph = partial(graph, paths, graph_lang(cfg), system.gmm, f"{lm}/unseen", graph_options(cfg, system))
     build_run = partial(
@@ -130,8 +130,10 @@ def decode(
     """Decodes dev, chooses LM weight, penalty, window and network on it, and decodes test.
 
     If the LM knows dev, all are those that are best on dev with an LM that does not, whose graph `unseen_graph` builds.
+    The errors on dev are those with that LM, too.
     """
     from asr_am.decode.decode_set import decode_sets
+    from asr_am.decode.dev_choice import DevChoice
     from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System, feature_kind_of
     from asr_am.lang.prepare import UNSEEN, knows_dev
@@ -145,15 +147,20 @@ def decode(
             align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=graph_folder,
             feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
         )  # fmt: skip
-        candidates = networks_and_windows(system, plan, options)
+        candidates = with_windows(system, plan, options)
+    if plan.start:
+        candidates.append(System.load(paths.decoded(f"{plan.start}_{lm}")))
     how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"], device)
-    if knows_dev(paths.lm(lm)) and (paths.lm(lm) / UNSEEN).is_dir():
+    known = knows_dev(paths.lm(lm)) and (paths.lm(lm) / UNSEEN).is_dir()
+    if known:
         unseen = [replace(candidate, graph_dir=out / UNSEEN / "graph") for candidate in candidates]
         chosen = choose_without_dev(unseen, paths.data, how, jobs, unseen_graph, out)
         network = next(candidate for candidate in candidates if candidate.network == chosen.network)
         candidates = [replace(network, window=chosen.window)]
     how = replace(how, grid=tuple(scales_to_try(paths.lm(lm), grid, out)))
     decode_sets(candidates[0], paths.data, out, how, candidates=candidates, jobs=jobs)
+    if known:
+        DevChoice.load(out / UNSEEN).save(out)
 
 
 def combination(decoded: Sequence[Path]) -> System:
@@ -179,26 +186,27 @@ def combination(decoded: Sequence[Path]) -> System:
     return replace(first, others=tuple(networks[1:]))
 
 
-def networks_and_windows(system: System, plan: SystemPlan, options: Mapping[str, Any]) -> list[System]:
-    """Returns the system with each window, and then with the network that it was trained from and its windows."""
+def with_windows(system: System, plan: SystemPlan, options: Mapping[str, Any]) -> list[System]:
+    """Returns the system with each window to try."""
     from asr_am.decode.scorer import Window
 
     _, windows = search_and_windows(options)
     if system.model is None:
         return [system]
     own = [Window.parse(text, "mmi.windows") for text in plan.windows] if plan.windows else windows
-    found = [replace(system, window=window) for window in own]
-    if plan.start:
-        found += [replace(system, model=plan.start / "best.pt", window=window) for window in windows]
-    return found
+    return [replace(system, window=window) for window in own]
 
 
 def choose_without_dev(
     candidates: Sequence[System], data_dir: Path, how: DecodeOptions, jobs: int, build_graph: Callable[[Path], None],
     out: Path,
 ) -> Chosen:  # fmt: skip
-    """Chooses on dev, with a graph whose LM does not know dev, unless that is done. Writes <out>/unseen/decode.json."""
+    """Chooses on dev, with a graph whose LM does not know dev, unless that is done.
+
+    Writes decode.json and best_on_dev.json into <out>/unseen.
+    """
     from asr_am.decode.decode_set import decode_sets
+    from asr_am.decode.dev_choice import DevChoice
     from asr_am.lang.prepare import UNSEEN
 
     report, work, graph_dir = out / UNSEEN / "decode.json", out / UNSEEN / "work", candidates[0].graph_dir
@@ -207,6 +215,7 @@ def choose_without_dev(
         graph_dir.mkdir(parents=True, exist_ok=True)
         build_graph(graph_dir)
         decode_sets(candidates[0], data_dir, work, how, sets=["dev"], candidates=candidates, jobs=jobs)
+        DevChoice.load(work).save(out / UNSEEN)
         (work / "decode.json").rename(report)
     for folder in (work, graph_dir):  # a run that was killed here has left them
         disk.remove(folder)

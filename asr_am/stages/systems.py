@@ -97,8 +97,8 @@ class SystemPlan:
         model: directory of the network's training run, None for the GMM.
         seed: seed of the network, None for the GMM.
         windows: windows to try on dev, None: those of section decode.
-        start: directory of the training run that this network was trained from. It is decoded with instead if it makes
-            fewer errors on dev.
+        start: name of the network that this one was trained from. It is decoded with instead if it makes fewer errors
+            on dev.
         combined: names of networks whose scores are averaged.
     """
 
@@ -108,7 +108,7 @@ class SystemPlan:
     model: Path | None
     seed: int | None
     windows: tuple[str, ...] | None = None
-    start: Path | None = None
+    start: str | None = None
     combined: tuple[str, ...] = ()
 
 
@@ -142,7 +142,7 @@ def network_plans(cfg: DictConfig) -> list[SystemPlan]:
     found = [first]
     if cfg.mmi.train:
         run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)
-        found.append(replace(first, name=run, model=paths.run(run), windows=windows, start=first.model))
+        found.append(replace(first, name=run, model=paths.run(run), windows=windows, start=first.name))
     if cfg.second.train:
         best, run, windows = found[-1].name, second_run(cfg), tuple(second_suits(cfg).windows)
         found.append(replace(first, name=run, model=paths.run(run), windows=windows))

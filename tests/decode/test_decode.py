@@ -177,10 +177,9 @@ def test_sequence_training_that_makes_more_errors_on_dev_is_not_decoded_with(
         write_network(source, num_pdfs, scale).rename(tmp_path / "train" / name / "best.pt")
     errors, systems = {}, {}
     for name, start in (("net", None), ("net-mmi", None), ("net", "net-mmi"), ("net-mmi", "net")):
-        before = tmp_path / "train" / start if start else None
-        plan = SystemPlan(name, "mono", "logmel", tmp_path / "train" / name, 1, start=before)
-        out = tmp_path / f"{name}_from_{start}"
-        out.mkdir()
+        plan = SystemPlan(name, "mono", "logmel", tmp_path / "train" / name, 1, start=start)
+        out = tmp_path / "decode" / (f"{name}-from-{start}_kn" if start else f"{name}_kn")
+        out.mkdir(parents=True)
         section = SECTION | {"windows": ["21/21"]}
         decode_stage(Layout(tmp_path), plan, "kn", system.graph_dir, pytest.fail, LISTS, section, 1, "cpu", out)
         errors[name, start] = DevChoice.load(out).errors
@@ -190,8 +189,8 @@ def test_sequence_training_that_makes_more_errors_on_dev_is_not_decoded_with(
     for pair in (("net", "net-mmi"), ("net-mmi", "net")):
         assert errors[pair] == errors[fewest, None] and systems[pair].network == fewest
         assert f"fewest errors, {errors[pair]}, with the network of {fewest}" in caplog.text
-        test = f"{pair[0]}_from_{pair[1]}/lattices/test.ark"
-        assert (tmp_path / test).read_bytes() == (tmp_path / f"{fewest}_from_None/lattices/test.ark").read_bytes()
+        test = f"decode/{pair[0]}-from-{pair[1]}_kn/lattices/test.ark"
+        assert (tmp_path / test).read_bytes() == (tmp_path / f"decode/{fewest}_kn/lattices/test.ark").read_bytes()
 
 
 def test_a_run_can_be_moved_with_its_experiment(system: System, tmp_path: Path) -> None:
@@ -262,9 +261,10 @@ def test_an_lm_weight_is_chosen_with_another_graph_once(system: System, tmp_path
     other = replace(system, graph_dir=tmp_path / "unseen/graph")
     found = [choose_without_dev([other], system.lang_dir.parent / "data", OPTIONS, 1, build, tmp_path) for _ in (1, 2)]
     assert built == [other.graph_dir] and [(each.window, each.network) for each in found] == [(Window(0, 0), None)] * 2
-    assert [path.name for path in (tmp_path / "unseen").iterdir()] == ["decode.json"]
+    assert {path.name for path in (tmp_path / "unseen").iterdir()} == {"decode.json", "best_on_dev.json"}
     chosen = json.loads((tmp_path / "unseen/decode.json").read_text())["chosen"]
     assert found[0].scale == found[1].scale == LmScale(chosen["lm"], chosen["insertion"])
+    assert DevChoice.load(tmp_path / "unseen").errors == chosen["dev_errors"]
 
 
 def known_lm_root(system: System, root: Path, chosen: str) -> SystemPlan:
@@ -280,6 +280,7 @@ def known_lm_root(system: System, root: Path, chosen: str) -> SystemPlan:
     (root / "lm/given/unseen").mkdir()
     write_network(source, StateTable.load(system.states).num_pdfs).rename(root / "train/net/best.pt")
     (root / "run/unseen/decode.json").write_text(chosen)
+    DevChoice(10.0, 0.5, 1234, 5678).save(root / "run/unseen")
     return SystemPlan("net", "mono", "logmel", root / "train/net", 1)
 
 
@@ -302,6 +303,7 @@ def test_what_is_chosen_without_an_lm_that_knows_dev_is_kept(system: System, tmp
     assert (found.window, found.lm_scale) == (Window(21, 7), LmScale(10.0, 0.5))
     (tried,) = json.loads((tmp_path / "run/decode.json").read_text())["tried"]
     assert (tried["network"], tried["window"]) == ("net", "21/7")
+    assert DevChoice.load(tmp_path / "run").errors == 1234, "errors with the LM that knows dev tell nothing"
 
 
 @pytest.mark.parametrize(
