@@ -164,6 +164,7 @@ def _recover(team: Team, before: int, may_end: bool) -> str | None:
             if not wait_for(lambda: not team.learners(), ORPHANS):
                 return "learners outlive their launcher"
             team.disk.repair()
+            before = team.newest()  # learners may have completed it after their launcher was killed
             team.start()
         if time.monotonic() > end:
             return f"no checkpoint within {PATIENCE:g} s"
@@ -201,6 +202,7 @@ def soak(
     references = [outcome.loss for outcome in undisturbed]
     end = time.monotonic() + 60 * minutes
     seed = first + len(outcomes)
+    kept = seed
     while (left := faults - total(outcomes).total()) > 0 and time.monotonic() < end:
         outcome = _one(strategy, choose, egs_dir, folder / f"{seed}", seed, f"{strategy} {seed}", left, keep)
         outcomes.append(outcome)
@@ -209,7 +211,7 @@ def soak(
         print(f"{strategy} seed {seed}: {outcome.kinds.total()} faults, {verdict}", flush=True)
         seed += 1
     print(section(strategy, outcomes, references), flush=True)
-    if heading is not None:
+    if heading is not None and seed > kept:  # else its row has the commit that made it
         record(heading, strategy, summary(outcomes, references))
     return outcomes
 
