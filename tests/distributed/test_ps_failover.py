@@ -158,6 +158,14 @@ def test_a_restarted_server_retries_lost_requests(name: str) -> None:
     assert recovery.t > recovery.old_t and not torch.equal(recovery.w, recovery.old_w)
 
 
+@pytest.mark.parametrize("at", [7.25, 13.0])  # rank 3 still computes for seconds
+def test_drained_workers_tell_a_restarted_server_at_once(at: float) -> None:
+    """Else the server waits for their gradients, until they repeat after `timeout` that they are drained."""
+    crashes = [{"learner": 2, "at": at, "restart_after": 0.3}]
+    make = partial(Psp, servers=2, c=2, timeout=1000.0)
+    assert_trained(train(PROBLEM, make, cluster=hardware(faults={"crashes": crashes, "slow": {3: 4.0}}), limit=900.0))
+
+
 @pytest.mark.parametrize("name", FAULT_TOLERANT)
 def test_a_server_that_dies_when_drained_may_restart_older(name: str) -> None:
     """Its last update is lost, although all workers were about to pull it."""

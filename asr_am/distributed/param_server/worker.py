@@ -316,7 +316,9 @@ class Worker:
                     self.versions[shard], self._shards.padded(self._params.w, shard)
                 )  # fmt: skip
             self._team.send(message.source, "copy", max(t, 0) if shard in self._known else NO_COPY, copy)
-            self._drain_acked.discard(shard)  # the restarted server does not know that this worker is drained
+            self._drain_acked.discard(shard)
+            if (announced := self._drain_announced) is not None:  # which the restarted server does not know
+                self._announce_drained_to(shard, announced)
             self._drain_changed.set()
             with self._lock:
                 self._restarted.add(shard)
