@@ -151,15 +151,15 @@ def decode(
     if plan.start:
         candidates.append(System.load(paths.decoded(f"{plan.start}_{lm}")))
     how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"], device)
-    known = knows_dev(paths.lm(lm)) and (paths.lm(lm) / UNSEEN).is_dir()
-    if known:
+    without_dev = knows_dev(paths.lm(lm)) and (paths.lm(lm) / UNSEEN).is_dir()
+    if without_dev:
         unseen = [replace(candidate, graph_dir=out / UNSEEN / "graph") for candidate in candidates]
         chosen = choose_without_dev(unseen, paths.data, how, jobs, unseen_graph, out)
         network = next(candidate for candidate in candidates if candidate.network == chosen.network)
         candidates = [replace(network, window=chosen.window)]
     how = replace(how, grid=tuple(scales_to_try(paths.lm(lm), grid, out)))
     decode_sets(candidates[0], paths.data, out, how, candidates=candidates, jobs=jobs)
-    if known:
+    if without_dev:
         DevChoice.load(out / UNSEEN).save(out)
 
 

@@ -2,7 +2,7 @@
 
 ${hours_of:DATA_DIR}         hours of training speech that stage data wrote to DATA_DIR/corpus.json
 ${row_for_hours:ROWS,HOURS}  the first of ROWS whose `hours` is not exceeded
-${frame_wise:CHOICE,TRAIN,FEATURES}  CHOICE, but false for chain models, CTC and features that join frames
+${frame_wise:CHOICE}         CHOICE, but false for chain models, CTC and features that join frames
 ${beside:FILE,NAME}          the file NAME in the directory of FILE, null if there is none
 ${experiment_or:NAME}        the name of the file that +experiment= chose, NAME without an experiment
 ${temporary_dir:}            a directory that exists until the process ends
@@ -19,12 +19,13 @@ from pathlib import Path
 
 from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.features.fusion import stack_of
 from asr_am.stages.installed import register_installed
+from asr_am.stages.layout import has_phone_states
 from asr_am.stages.recipe_files import CONF
 
 
@@ -53,15 +54,14 @@ def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[
     raise InputError(f"corpus.sizes: no row for {hours:g} hours of speech; add one with more hours")
 
 
-def frame_wise(choice: bool, train: Mapping[str, object], features: str) -> bool:
-    """Returns the choice of a second training for networks by cross-entropy with an output per frame, else False.
+def frame_wise(choice: bool, *, _root_: DictConfig) -> bool:
+    """Returns a choice, such as that of MMI. False if the network's states are of phones, or its features join frames.
 
     Args:
         choice: of the corpus' size.
-        train: section `train`.
-        features: kind of the features.
+        _root_: the configuration, which OmegaConf gives.
     """
-    return bool(choice) and not (train.get("chain") or train.get("ctc")) and stack_of(features) == 1
+    return choice and not has_phone_states(_root_) and stack_of(_root_.features.name) == 1
 
 
 def sibling(file: str | None, name: str) -> str | None:

@@ -201,8 +201,7 @@ def soak(
         journal.add(f"{strategy}, undisturbed", outcome)
     references = [outcome.loss for outcome in undisturbed]
     end = time.monotonic() + 60 * minutes
-    seed = first + len(outcomes)
-    kept = seed
+    begin = seed = first + len(outcomes)
     while (left := faults - total(outcomes).total()) > 0 and time.monotonic() < end:
         outcome = _one(strategy, choose, egs_dir, folder / f"{seed}", seed, f"{strategy} {seed}", left, keep)
         outcomes.append(outcome)
@@ -211,7 +210,7 @@ def soak(
         print(f"{strategy} seed {seed}: {outcome.kinds.total()} faults, {verdict}", flush=True)
         seed += 1
     print(section(strategy, outcomes, references), flush=True)
-    if heading is not None and seed > kept:  # else its row has the commit that made it
+    if heading is not None and seed > begin:  # else its row stays, with the commit that made it
         record(heading, strategy, summary(outcomes, references))
     return outcomes
 
