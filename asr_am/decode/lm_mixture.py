@@ -6,7 +6,7 @@ P(w | h) = m P_lstm(w | h) + (1 - m) P_ngram(w | h) for every word, with m by EM
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,19 +50,24 @@ class Perplexities:
     mixture: float
 
 
-def fit_weight(mixture: LmMixture, data_dir: Path, lexicon: Sequence[str]) -> tuple[LmMixture, dict[str, Perplexities]]:
-    """Returns the mixture with the weight that is best on dev, and the perplexities of dev and test."""
-    found = {}
+def fit_weight(
+    mixtures: Mapping[str, LmMixture], data_dir: Path, lexicon: Sequence[str]
+) -> tuple[dict[str, LmMixture], dict[str, Perplexities]]:
+    """Returns the mixtures for dev and test with the weight that is best on dev, and the perplexities of both sets."""
+    fitted, found = {}, {}
+    weight = 0.5
     for subset in ("dev", "test"):
+        mixture = mixtures[subset]
         sentences = [words for _, words in read_transcripts(data_dir, subset)]
         flags_N = counted(sentences, lexicon)
         lstm, ngram = mixture.logprobs(sentences)
         if subset == "dev":
-            mixture = replace(mixture, weight=best_weight(lstm, ngram, flags_N))
-        mixture_logprobs = mixed(lstm, ngram, mixture.weight)
+            weight = best_weight(lstm, ngram, flags_N)
+        fitted[subset] = replace(mixture, weight=weight)
+        mixture_logprobs = mixed(lstm, ngram, weight)
         found[subset] = Perplexities(*(perplexity(logprobs, flags_N) for logprobs in (ngram, lstm, mixture_logprobs)))
         log.info(
             "perplexity of %s: n-gram %.2f, recurrent %.2f, mixture %.2f (weight of the recurrent LM %.2f)",
-            subset, found[subset].ngram, found[subset].lstm, found[subset].mixture, mixture.weight,
+            subset, found[subset].ngram, found[subset].lstm, found[subset].mixture, weight,
         )  # fmt: skip
-    return mixture, found
+    return fitted, found

@@ -41,7 +41,7 @@ BATCH = 256  # lattices in memory at once
 
 def rescore(
     decoded: Path, data_dir: Path, arpa: Path, lm: Path, out: Path, *, grid: Sequence[LmScale],
-    how: LatticeOptions, jobs: int, device: str = "auto",
+    how: LatticeOptions, jobs: int, device: str = "auto", dev_arpa: Path | None = None,
 ) -> None:  # fmt: skip
     """Rescores dev and test of a decoding run. Writes the CTM files, best_on_dev.json and rescore.json.
 
@@ -50,6 +50,7 @@ def rescore(
         lm: checkpoint of the recurrent LM.
         grid: LM scales to write CTM files of dev for.
         device: where the recurrent LM scores sentences, see `choose_device`. Lattices are rescored on the CPU.
+        dev_arpa: the n-gram LM that dev was decoded with, None: the same.
 
     Raises:
         InputError: a file is missing or damaged.
@@ -57,12 +58,16 @@ def rescore(
     lang = load_lang(System.load(decoded).lang_dir)
     lstm, units, _ = load_lm(lm)
     lstm.to(choose_device(device))
-    mixture, perplexities = fit_weight(LmMixture(read_arpa(arpa), lstm, units), data_dir, vocabulary(lang.words))
+    ngram = read_arpa(arpa)
+    ngrams = {"dev": read_arpa(dev_arpa) if dev_arpa else ngram, "test": ngram}
+    mixtures, perplexities = fit_weight(
+        {subset: LmMixture(each, lstm, units) for subset, each in ngrams.items()}, data_dir, vocabulary(lang.words)
+    )
     lstm.cpu()  # forked processes cannot use the GPU
-    report: dict[str, object] = {"weight": round(mixture.weight, 4)}
+    report: dict[str, object] = {"weight": round(mixtures["test"].weight, 4)}
 
     def write_set(subset: str, scales: Sequence[LmScale]) -> None:
-        words = rescore_lattices(decoded, subset, mixture, scales, how, jobs)
+        words = rescore_lattices(decoded, subset, mixtures[subset], scales, how, jobs)
         segments = {segment.id: segment for segment in read_supervisions(data_dir, subset)}
         write_words(out, subset, segments, scales, words)
 

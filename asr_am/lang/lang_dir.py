@@ -12,6 +12,7 @@ from asr_am.lang.lexicon import BEGIN, END, RESERVED_WORDS, SINGLETON
 
 NUMBER = re.compile("[0-9]{1,9}")
 REDO = "run stage 1 (lang) again"
+UNSEEN = "unseen"  # folder in that of an LM that knows dev: another LM, to decode dev with
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, listed_share, perplexity, read_arpa, write_arpa
 from asr_am.lang.fst_file import write_fst
 from asr_am.lang.fsts import make_grammar, make_lexicon_fst, make_silence_lexicon_fst, restrict
-from asr_am.lang.lang_dir import Lang, read_symbols, vocabulary, write_symbols
+from asr_am.lang.lang_dir import UNSEEN, Lang, read_symbols, vocabulary, write_symbols
 from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_positions, read_lexicon
 from asr_am.lang.lexicon_probs import PairCounts, estimate_probs
 from asr_am.lang.ngram import estimate
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 KNOWN_SHARE = 0.9  # of the n-grams of dev in an LM that was estimated on them
 LM, FIRST_PASS = "lm.arpa", "first_pass.arpa"  # the model, and the pruned one of the decoding graph
-UNSEEN = "unseen"  # folder of an LM that does not know dev, to choose the LM weight with
 UNSEEN_ORDER, UNSEEN_NGRAMS = 3, 200_000
 
 

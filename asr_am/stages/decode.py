@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import graph_lang
@@ -21,12 +20,9 @@ from asr_am.stages.networks import mmi_section, second_suits
 from asr_am.stages.sections import DecodeSection, values
 from asr_am.stages.systems import (
     SYSTEMS,
-    Chosen,
     SystemPlan,
-    chosen_on_dev,
     language_models,
     lm_scale_grid,
-    lm_scales,
     plans,
     scales_to_try,
 )
@@ -35,7 +31,6 @@ from asr_am.stages.target import Target
 if TYPE_CHECKING:
     from asr_am.decode.scorer import Window
     from asr_am.decode.search import SearchOptions
-    from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System
 
 log = logging.getLogger(__name__)
@@ -43,11 +38,11 @@ CHAIN_SELF_LOOP_SCALE = 1.0  # in place of decode.self_loop_scale: chain models 
 
 
 def targets(cfg: DictConfig) -> list[Target]:
-    """Returns a graph and a decoding run for every system and LM. A graph that systems share occurs once."""
+    """Returns graphs and a decoding run for every system and LM. A graph that systems share occurs once."""
     made: dict[Path, Target] = {}
     for system in plans(cfg):
         for lm in language_models(cfg):
-            for target in (graph_target(cfg, system, lm), decode_target(cfg, system, lm)):
+            for target in (*graph_targets(cfg, system, lm), decode_target(cfg, system, lm)):
                 made.setdefault(target.out, target)
             if cfg.log_likelihoods:
                 target = likelihood_target(cfg, f"{system.name}_{lm}")
@@ -55,21 +50,24 @@ def targets(cfg: DictConfig) -> list[Target]:
     return list(made.values())
 
 
-def graph_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
-    """Returns the graph HCLG of a system's states with an LM."""
+def graph_targets(cfg: DictConfig, system: SystemPlan, lm: str) -> list[Target]:
+    """Returns the graph HCLG of a system's states with an LM, and the one to decode dev with if that LM knows dev."""
     paths = layout(cfg)
-    options = graph_options(cfg, system)
+    options, lang, states = graph_options(cfg, system), graph_lang(cfg), system_dir(paths, system)
+    build_graph = partial(graph, paths, lang, system.gmm, options)
+    made = [Target(
+        paths.graph(system.gmm, lm), [lang, paths.lm(lm), states], options, partial(build_graph, paths.lm(lm))
+    )]  # fmt: skip
     if (source := cfg.align.get("graph")) and not system.gmm.startswith(CHAIN):
         if len(cfg.lms) != 1:
             raise InputError(f"lms={list(cfg.lms)}: align.graph is the graph of one LM; name it, lms=[NAME]")
         model = Path(cfg.align.dir) / "final.mdl"
-        inputs = [paths.lang(), Path(source), model]
-        return Target(
-            paths.graph(system.gmm, lm), inputs, {"kaldi": True}, partial(kaldi_graph, paths, Path(source), model)
-        )
-    lang = graph_lang(cfg)
-    inputs = [lang, paths.lm(lm), system_dir(paths, system)]
-    return Target(paths.graph(system.gmm, lm), inputs, options, partial(graph, paths, lang, system.gmm, lm, options))
+        convert = partial(kaldi_graph, paths, Path(source), model)
+        made = [Target(paths.graph(system.gmm, lm), [paths.lang(), Path(source), model], {"kaldi": True}, convert)]
+    if unseen := paths.unseen_lm(lm):
+        inputs = [lang, paths.lm(lm), states]
+        made.append(Target(paths.dev_graph(system.gmm, lm), inputs, options, partial(build_graph, unseen)))
+    return made
 
 
 def graph_options(cfg: DictConfig, system: SystemPlan) -> dict[str, float]:
@@ -87,14 +85,12 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     """Returns the decoding run of a system with an LM, on dev and test."""
     paths = layout(cfg)
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
-    inputs = [paths.data, system_dir(paths, system), *input_dirs(cfg, system.features), paths.graph(system.gmm, lm)]
+    graphs = sorted({paths.graph(system.gmm, lm), paths.dev_graph(system.gmm, lm)})
+    inputs = [paths.data, system_dir(paths, system), *input_dirs(cfg, system.features), *graphs]
     inputs += [system.model] if system.model else []
     inputs += [paths.decoded(f"{run}_{lm}") for run in (*system.combined, system.start) if run]
     key = options | ({"network_windows": list(system.windows)} if system.windows else {})
-    unseen_graph = partial(graph, paths, graph_lang(cfg), system.gmm, f"{lm}/unseen", graph_options(cfg, system))
-    build_run = partial(
-        decode, paths, system, lm, paths.graph(system.gmm, lm), unseen_graph, grid, options, cfg.nj, cfg.train.device
-    )
+    build_run = partial(decode, paths, system, lm, grid, options, cfg.nj, cfg.train.device)
     return Target(paths.decoded(f"{system.name}_{lm}"), inputs, key, build_run, version=5)
 
 
@@ -105,7 +101,7 @@ def likelihood_target(cfg: DictConfig, run: str) -> Target:
     return Target(out, [decoded], {}, partial(likelihoods, decoded, cfg.train.device))
 
 
-def graph(paths: Layout, lang: Path, gmm: str, lm: str, options: dict, out: Path) -> None:
+def graph(paths: Layout, lang: Path, gmm: str, options: dict, lm_dir: Path, out: Path) -> None:
     """Builds one decoding graph."""
     from asr_am.decode.graph import build_hclg
     from asr_am.hmm.states import StateTable
@@ -113,7 +109,7 @@ def graph(paths: Layout, lang: Path, gmm: str, lm: str, options: dict, out: Path
 
     folder = paths.system(gmm)
     states, tree = StateTable.load(folder / "states.npz"), DecisionTree.load(folder / "tree.json")
-    build_hclg(lang, paths.lm(lm), states, tree, out, **options)
+    build_hclg(lang, lm_dir, states, tree, out, **options)
 
 
 def kaldi_graph(paths: Layout, source: Path, model: Path, out: Path) -> None:
@@ -124,19 +120,16 @@ def kaldi_graph(paths: Layout, source: Path, model: Path, out: Path) -> None:
 
 
 def decode(
-    paths: Layout, plan: SystemPlan, lm: str, graph_folder: Path, unseen_graph: Callable[[Path], None],
-    grid: list[list[float]], options: dict, jobs: int, device: str, out: Path,
-) -> None:  # fmt: skip
+    paths: Layout, plan: SystemPlan, lm: str, grid: list[list[float]], options: dict, jobs: int, device: str, out: Path
+) -> None:
     """Decodes dev, chooses LM weight, penalty, window and network on it, and decodes test.
 
-    If the LM knows dev, all are those that are best on dev with an LM that does not, whose graph `unseen_graph` builds.
-    The errors on dev are those with that LM, too.
+    If the LM knows dev, dev is decoded with another one.
     """
     from asr_am.decode.decode_set import decode_sets
     from asr_am.decode.dev_choice import DevChoice
     from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System, feature_kind_of
-    from asr_am.lang.prepare import UNSEEN, knows_dev
 
     align_dir, model = paths.system(plan.gmm), plan.model / "best.pt" if plan.model else None
     search, _ = search_and_windows(options)
@@ -144,23 +137,18 @@ def decode(
         candidates = [combination([paths.decoded(f"{run}_{lm}") for run in plan.combined])]
     else:
         system = System(
-            align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=graph_folder,
+            align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=paths.graph(plan.gmm, lm),
             feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
         )  # fmt: skip
         candidates = with_windows(system, plan, options)
-    if plan.start:
-        candidates.append(System.load(paths.decoded(f"{plan.start}_{lm}")))
-    how = DecodeOptions(search, tuple(lm_scales(grid)), options["nbest"], device)
-    without_dev = knows_dev(paths.lm(lm)) and (paths.lm(lm) / UNSEEN).is_dir()
-    if without_dev:
-        unseen = [replace(candidate, graph_dir=out / UNSEEN / "graph") for candidate in candidates]
-        chosen = choose_without_dev(unseen, paths.data, how, jobs, unseen_graph, out)
-        network = next(candidate for candidate in candidates if candidate.network == chosen.network)
-        candidates = [replace(network, window=chosen.window)]
-    how = replace(how, grid=tuple(scales_to_try(paths.lm(lm), grid, out)))
-    decode_sets(candidates[0], paths.data, out, how, candidates=candidates, jobs=jobs)
-    if without_dev:
-        DevChoice.load(out / UNSEEN).save(out)
+    start = paths.decoded(f"{plan.start}_{lm}") if plan.start else None
+    if paths.unseen_lm(lm):
+        log.info("the LM knows dev, which is decoded with a trigram of the training text")
+    how = DecodeOptions(search, tuple(scales_to_try(paths.lm(lm), grid)), options["nbest"], device)
+    decode_sets(
+        candidates[0], paths.data, out, how, candidates=candidates, jobs=jobs,
+        dev_graph=paths.dev_graph(plan.gmm, lm), rival=(System.load(start), DevChoice.load(start)) if start else None,
+    )  # fmt: skip
 
 
 def combination(decoded: Sequence[Path]) -> System:
@@ -195,31 +183,6 @@ def with_windows(system: System, plan: SystemPlan, options: Mapping[str, Any]) -
         return [system]
     own = [Window.parse(text, "mmi.windows") for text in plan.windows] if plan.windows else windows
     return [replace(system, window=window) for window in own]
-
-
-def choose_without_dev(
-    candidates: Sequence[System], data_dir: Path, how: DecodeOptions, jobs: int, build_graph: Callable[[Path], None],
-    out: Path,
-) -> Chosen:  # fmt: skip
-    """Chooses on dev, with a graph whose LM does not know dev, unless that is done.
-
-    Writes decode.json and best_on_dev.json into <out>/unseen.
-    """
-    from asr_am.decode.decode_set import decode_sets
-    from asr_am.decode.dev_choice import DevChoice
-    from asr_am.lang.prepare import UNSEEN
-
-    report, work, graph_dir = out / UNSEEN / "decode.json", out / UNSEEN / "work", candidates[0].graph_dir
-    if not report.exists():
-        log.info("the LM knows dev: its weight and the window are chosen with a trigram of the training text")
-        graph_dir.mkdir(parents=True, exist_ok=True)
-        build_graph(graph_dir)
-        decode_sets(candidates[0], data_dir, work, how, sets=["dev"], candidates=candidates, jobs=jobs)
-        DevChoice.load(work).save(out / UNSEEN)
-        (work / "decode.json").rename(report)
-    for folder in (work, graph_dir):  # a run that was killed here has left them
-        disk.remove(folder)
-    return chosen_on_dev(report)
 
 
 def likelihoods(decoded: Path, device: str, out: Path) -> None:

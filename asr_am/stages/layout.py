@@ -4,6 +4,7 @@ log/<stage>.log                     messages of a stage
 data/                               stage 0: manifests of each set, lexicon, texts (lm/), references, GLM
 lang/, lang_probs/                  stage 1: lexicon, phones, L; stage 3: with probabilities of pronunciations
 lm/<name>/                          stage 1: an n-gram LM, G; stage 8: a recurrent LM
+lm/<name>/unseen/                   stage 1: another LM to choose with, if that one knows dev
 features/<kind>/                    stages 2 and 4: mfcc, logmel, lda, fmllr, ivector
 align/<system>/                     stage 3: GMM systems and their alignments
 alignments/                         stage 3: the same as CTM and TextGrid
@@ -11,7 +12,7 @@ egs/<features>-<system>/            stage 5: training examples
 egs/chain<n>-<system>/              stage 5: states, tree and alignments of chain models, with a step per n frames
 egs/denominator-<system>/           stage 5: the graph of sequence training
 train/<run>/                        stage 6: a network
-graph/<system>_<lm>/                stages 4 and 7: HCLG
+graph/<system>_<lm>/                stages 4 and 7: HCLG, <lm>-unseen with the LM that does not know dev
 decode/<system or run>_<lm>/        stage 7: lattices, words, what dev has chosen
 likelihoods/<system or run>_<lm>/   stage 7: scores for Kaldi's decoders
 rescore/<decoded>+<recurrent LM>/   stage 8
@@ -27,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.features.fusion import base_of
+from asr_am.lang.lang_dir import UNSEEN
 from asr_am.options import check_name
 
 CHAIN = "chain"  # begins the name of the states of chain models
@@ -62,8 +64,17 @@ class Layout:
     def run(self, name: str) -> Path:
         return self.root / "train" / name
 
+    def unseen_lm(self, name: str) -> Path | None:
+        """Returns the folder of the LM that takes the place of one that knows dev there, None if it does not."""
+        folder = self.lm(name) / UNSEEN
+        return folder if folder.is_dir() else None
+
     def graph(self, system: str, lm: str) -> Path:
         return self.root / "graph" / f"{system}_{lm}"
+
+    def dev_graph(self, system: str, lm: str) -> Path:
+        """Returns the folder of the graph to decode dev with."""
+        return self.graph(system, f"{lm}-{UNSEEN}" if self.unseen_lm(lm) else lm)
 
     def decoded(self, run: str) -> Path:
         return self.root / "decode" / run

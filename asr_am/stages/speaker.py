@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import kaldi_extractor, kaldi_ivectors
 from asr_am.stages.app import stage
-from asr_am.stages.decode import graph_target
+from asr_am.stages.decode import graph_targets
 from asr_am.stages.layout import Layout, layout
 from asr_am.stages.sections import values
 from asr_am.stages.systems import SystemPlan
@@ -41,11 +42,12 @@ def targets(cfg: DictConfig) -> list[Target]:
         made.append(Target(paths.features / "lda", [paths.align], {}, partial(copy_matrix, paths.align / "lda_mllt")))
     if GMM in cfg.align:
         plan, lm = SystemPlan(GMM, GMM, "fmllr", None, None), cfg.speaker.lm or next(iter(cfg.corpus.lms))
-        graph = paths.graph(GMM, lm)
-        inputs = [paths.lang(), paths.features / "mfcc", paths.align, graph]
+        graph, dev_graph = paths.graph(GMM, lm), paths.dev_graph(GMM, lm)
+        inputs = [paths.lang(), paths.features / "mfcc", paths.align, *sorted({graph, dev_graph})]
         options = values(cfg.speaker) | {"sets": [name for name in cfg.corpus.sets if name != "train"]}
-        build_fmllr = partial(adapt, paths, graph, options, cfg.nj)
-        made += [graph_target(cfg, plan, lm), Target(paths.features / "fmllr", inputs, options, build_fmllr, version=2)]
+        build_fmllr = partial(adapt, paths, graph, dev_graph, options, cfg.nj)
+        made += graph_targets(cfg, plan, lm)
+        made.append(Target(paths.features / "fmllr", inputs, options, build_fmllr, version=2))
     if "ivector" in cfg.features.name.split("+"):
         made.append(ivector_target(cfg))
     return made
@@ -58,8 +60,11 @@ def copy_matrix(system: Path, out: Path) -> None:
     shutil.copyfile(system / PROJECTION, out / PROJECTION)
 
 
-def adapt(paths: Layout, graph: Path, options: dict, jobs: int, out: Path) -> None:
-    """Copies the matrix and the training speakers' transforms, and estimates those of the other sets in two passes."""
+def adapt(paths: Layout, graph: Path, dev_graph: Path, options: dict, jobs: int, out: Path) -> None:
+    """Copies the matrix and the training speakers' transforms, and estimates those of the other sets in two passes.
+
+    An LM that knows dev would adapt to its speakers as well as with transcripts, so dev has a graph of its own.
+    """
     from asr_am.decode.adapt import AdaptationPaths, adapt_set, save_adaptation
     from asr_am.features.adapted import read_transforms, write_transforms
     from asr_am.hmm.gmm_system import TRANSFORMS
@@ -71,7 +76,8 @@ def adapt(paths: Layout, graph: Path, options: dict, jobs: int, out: Path) -> No
     write_transforms(out, "train", known)
     place = AdaptationPaths(system, paths.features, paths.lang(), graph / "HCLG.fst", work)
     for subset in options["sets"]:
-        write_transforms(out, subset, adapt_set(place, subset, how, jobs))
+        there = replace(place, graph=dev_graph / "HCLG.fst") if subset == "dev" else place
+        write_transforms(out, subset, adapt_set(there, subset, how, jobs))
     save_adaptation(out, place, how)
     disk.remove(work)
 

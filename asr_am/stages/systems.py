@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, ListConfig
 
 from asr_am.errors import InputError
+from asr_am.lang.lang_dir import UNSEEN
 from asr_am.options import check_name
 from asr_am.stages.layout import layout, states_name
 from asr_am.stages.networks import derived_run, mmi_run, second_run, second_suits
 
 if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
-    from asr_am.decode.scorer import Window
 
 
 UNTUNED = (12.0, 0.0)  # LM weight and insertion penalty where dev cannot tell
@@ -45,41 +44,18 @@ def lm_scales(grid: Sequence[Sequence[float]]) -> list[LmScale]:
     return [LmScale(lm, penalty) for lm in lm_weights for penalty in penalties]
 
 
-def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]], decoded: Path) -> list[LmScale]:
+def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]]) -> list[LmScale]:
     """Returns the LM scales to choose from on dev.
 
-    On sentences that an LM knows, the best LM weight is far too large for others. With such an LM it is the one scale
-    that `asr_am.stages.decode` has chosen with another LM, or `UNTUNED`.
+    On sentences that an LM knows, the best LM weight is far too large for others. If there is no LM to take its place
+    on dev, the one scale is `UNTUNED`.
     """
     from asr_am.decode.lattice import LmScale
-    from asr_am.lang.prepare import UNSEEN, knows_dev
+    from asr_am.lang.prepare import knows_dev
 
-    if not knows_dev(lm_dir):
-        return lm_scales(grid)
-    report = decoded / UNSEEN / "decode.json"
-    return [chosen_on_dev(report).scale if report.is_file() else LmScale(*UNTUNED)]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What was chosen on dev: LM scale, window, and the training run of the network (None for a GMM)."""
-
-    scale: LmScale
-    window: Window
-    network: str | None
-
-
-def chosen_on_dev(report: Path) -> Chosen:
-    """Reads the choice from the decode.json of a decoding run. Raises InputError if it is damaged."""
-    from asr_am.decode.lattice import LmScale
-    from asr_am.decode.scorer import Window
-
-    try:
-        chosen = json.loads(report.read_text(encoding="utf-8"))["chosen"]
-        scale = LmScale(float(chosen["lm"]), float(chosen["insertion"]))
-        return Chosen(scale, Window.parse(chosen["window"], "window"), chosen["network"])
-    except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{report}: damaged ({error}); remove it, and run stage 7 (decode) again") from error
+    if knows_dev(lm_dir) and not (lm_dir / UNSEEN).is_dir():
+        return [LmScale(*UNTUNED)]
+    return lm_scales(grid)
 
 
 GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,8 @@ from asr_am.hmm.gmm import DiagGmms
 from asr_am.hmm.gmm_system import TRANSFORMS, UNADAPTED, GmmSystem
 from asr_am.lang.prepare import prepare_lm
 from asr_am.options import build
+from asr_am.stages.layout import Layout
+from asr_am.stages.speaker import adapt as adapt_stage
 from tests.support.gmm_training import train_systems
 from tests.support.synthetic_speech import Spoken
 
@@ -65,6 +67,20 @@ def test_unknown_speech_gets_nearly_the_transforms_of_known_speech(paths: Adapta
     assert sorted(found) == sorted(known) == ["spk0", "spk1"]
     for speaker, other in (("spk0", "spk1"), ("spk1", "spk0")):
         assert distance(found[speaker], known[speaker]) < 0.5 * distance(found[speaker], known[other])
+
+
+def test_dev_is_adapted_with_its_own_graph(paths: AdaptationPaths, tmp_path: Path) -> None:
+    root, system = paths.graph.parents[1], GmmSystem.load(paths.system)
+    for name in ("lm", "graph", "out"):
+        (tmp_path / name).mkdir()
+    prepare_lm(root / "data", root / "lang", tmp_path / "lm", name="lm", order=1, arpa=None, text="train")
+    build_hclg(root / "lang", tmp_path / "lm", system.states, system.tree, tmp_path / "graph")
+    options = asdict(OPTIONS) | {"lm": None, "sets": ["dev"]}
+    adapt_stage(Layout(root), paths.graph.parent, tmp_path / "graph", options, 1, tmp_path / "out")
+    found = read_transforms(tmp_path / "out", "dev")
+    expected = adapt_set(replace(paths, graph=tmp_path / "graph/HCLG.fst", work=tmp_path / "work"), "dev", OPTIONS, 1)
+    for speaker, transform in adapt_set(paths, "dev", OPTIONS, 1).items():
+        assert np.array_equal(found[speaker], expected[speaker]) and not np.array_equal(found[speaker], transform)
 
 
 def test_a_killed_run_goes_on_from_its_lattices(

@@ -33,6 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     num_pdfs = StateTable.load(system.states).num_pdfs
     (root / "align/mono").symlink_to(system.align_dir)
     shutil.copytree(root / "lm", root / "lm/kn")
+    (root / "graph/mono_kn").symlink_to(system.graph_dir)
     for name, (scale, window) in RUNS.items():
         model, decoded = root / "train" / name / "best.pt", root / "decode" / f"{name}_kn"
         model.parent.mkdir(parents=True)
@@ -57,8 +58,7 @@ def test_the_scores_are_the_mean_of_the_networks(root: Path, tmp_path: Path) -> 
 
 def test_stage_decode_writes_the_combined_system(root: Path, tmp_path: Path) -> None:
     plan = SystemPlan("combined", "mono", "logmel", None, None, combined=tuple(RUNS))
-    graph = System.load(root / "decode/first_kn").graph_dir
-    decode_stage(Layout(root), plan, "kn", graph, pytest.fail, LISTS, SECTION, 1, "cpu", tmp_path)
+    decode_stage(Layout(root), plan, "kn", LISTS, SECTION, 1, "cpu", tmp_path)
     system = System.load(tmp_path)
     assert (system.network, system.window) == ("first", RUNS["first"][1])
     assert [(model.parent.name, window) for model, window in system.others] == [("second", RUNS["second"][1])]

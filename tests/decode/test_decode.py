@@ -14,17 +14,18 @@ from asr_am.decode import shards
 from asr_am.decode.ctm import ctm_name
 from asr_am.decode.decode_set import decode_sets
 from asr_am.decode.dev_choice import DevChoice, choose, read_reference
-from asr_am.decode.graph import read_hclg
+from asr_am.decode.graph import build_hclg, read_hclg
 from asr_am.decode.lattice import LmScale, read_lattices
 from asr_am.decode.scorer import Window
 from asr_am.decode.system import System
 from asr_am.errors import InputError
 from asr_am.hmm.states import StateTable
+from asr_am.hmm.tree import DecisionTree
 from asr_am.lang.lang_dir import Lang
-from asr_am.stages.decode import choose_without_dev
+from asr_am.lang.prepare import prepare_lm
 from asr_am.stages.decode import decode as decode_stage
 from asr_am.stages.layout import Layout
-from asr_am.stages.systems import SystemPlan
+from asr_am.stages.systems import UNTUNED, SystemPlan
 from asr_am.transcribe import load_system
 from tests.support.decoding_corpus import GRID, OPTIONS, write_network, write_system
 
@@ -170,6 +171,8 @@ def test_sequence_training_that_makes_more_errors_on_dev_is_not_decoded_with(
     (tmp_path / "align").mkdir()
     (tmp_path / "align/mono").symlink_to(system.align_dir)
     shutil.copytree(source / "lm", tmp_path / "lm/kn")
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph/mono_kn").symlink_to(system.graph_dir)
     caplog.set_level("INFO")
     runs = {"net": 1.0, "net-mmi": 5.0}  # scale of the logits. The first hears silence only
     for name, scale in runs.items():
@@ -180,8 +183,7 @@ def test_sequence_training_that_makes_more_errors_on_dev_is_not_decoded_with(
         plan = SystemPlan(name, "mono", "logmel", tmp_path / "train" / name, 1, start=start)
         out = tmp_path / "decode" / (f"{name}-from-{start}_kn" if start else f"{name}_kn")
         out.mkdir(parents=True)
-        section = SECTION | {"windows": ["21/21"]}
-        decode_stage(Layout(tmp_path), plan, "kn", system.graph_dir, pytest.fail, LISTS, section, 1, "cpu", out)
+        decode_stage(Layout(tmp_path), plan, "kn", LISTS, SECTION, 1, "cpu", out)
         errors[name, start] = DevChoice.load(out).errors
         systems[name, start] = System.load(out)
     fewest = min(runs, key=lambda name: errors[name, None])
@@ -251,72 +253,49 @@ def test_of_equal_weightings_the_least_extreme_is_chosen() -> None:
     assert grid[choose(grid, [1] * 11 + [0])] == LmScale(20.0, 0.5)
 
 
-def test_an_lm_weight_is_chosen_with_another_graph_once(system: System, tmp_path: Path) -> None:
-    built = []
-
-    def build(folder: Path) -> None:
-        built.append(folder)
-        shutil.copytree(system.graph_dir, folder, dirs_exist_ok=True)
-
-    other = replace(system, graph_dir=tmp_path / "unseen/graph")
-    found = [choose_without_dev([other], system.lang_dir.parent / "data", OPTIONS, 1, build, tmp_path) for _ in (1, 2)]
-    assert built == [other.graph_dir] and [(each.window, each.network) for each in found] == [(Window(0, 0), None)] * 2
-    assert {path.name for path in (tmp_path / "unseen").iterdir()} == {"decode.json", "best_on_dev.json"}
-    chosen = json.loads((tmp_path / "unseen/decode.json").read_text())["chosen"]
-    assert found[0].scale == found[1].scale == LmScale(chosen["lm"], chosen["insertion"])
-    assert DevChoice.load(tmp_path / "unseen").errors == chosen["dev_errors"]
-
-
-def known_lm_root(system: System, root: Path, chosen: str) -> SystemPlan:
-    """Arranges the corpus as stage decode finds it, with an LM that knows dev, and what was chosen without it."""
-    source = system.lang_dir.parent
-    for name in ("align", "lm", "train/net", "run/unseen"):
-        (root / name).mkdir(parents=True)
-    for name in ("data", "features", "lang"):
-        (root / name).symlink_to(source / name)
-    (root / "align/mono").symlink_to(system.align_dir)
-    shutil.copytree(source / "lm", root / "lm/given")
-    (root / "lm/given/lm.json").write_text('{"dev_listed": 1.0}')
-    (root / "lm/given/unseen").mkdir()
-    write_network(source, StateTable.load(system.states).num_pdfs).rename(root / "train/net/best.pt")
-    (root / "run/unseen/decode.json").write_text(chosen)
-    DevChoice(10.0, 0.5, 1234, 5678).save(root / "run/unseen")
-    return SystemPlan("net", "mono", "logmel", root / "train/net", 1)
-
-
 SECTION = {
     "self_loop_scale": 0.1, "search": {"beam": 10.0, "lattice_beam": 3.0}, "nbest": 3,
-    "lm_weights": [5.0, 10.0], "insertion_penalties": [0.0], "windows": ["21/21", "21/7", "whole"],
+    "lm_weights": [5.0, 10.0], "insertion_penalties": [0.0, 0.5], "windows": ["21/21"],
 }  # fmt: skip
-LISTS = [[5.0, 10.0], [0.0]]
+LISTS = [[5.0, 10.0], [0.0, 0.5]]
 
 
-def decode_known(system: System, root: Path, plan: SystemPlan) -> None:
-    decode_stage(Layout(root), plan, "given", system.graph_dir, pytest.fail, LISTS, SECTION, 1, "cpu", root / "run")
-
-
-def test_what_is_chosen_without_an_lm_that_knows_dev_is_kept(system: System, tmp_path: Path) -> None:
-    chosen = '{"chosen": {"network": "net", "window": "21/7", "lm": 10, "insertion": 0.5}}'
-    plan = known_lm_root(system, tmp_path, chosen)
-    decode_known(system, tmp_path, plan)
+@pytest.mark.parametrize("has_other", [True, False])
+def test_dev_is_decoded_with_another_lm_than_one_that_knows_it(system: System, tmp_path: Path, has_other: bool) -> None:
+    source = system.lang_dir.parent
+    for name in ("align", "lm", "graph", "run", "alone"):
+        (tmp_path / name).mkdir()
+    for name in ("data", "features", "lang"):
+        (tmp_path / name).symlink_to(source / name)
+    (tmp_path / "align/mono").symlink_to(system.align_dir)
+    shutil.copytree(source / "lm", tmp_path / "lm/given")
+    (tmp_path / "lm/given/lm.json").write_text('{"dev_listed": 1.0}')
+    (tmp_path / "graph/mono_given").symlink_to(system.graph_dir)
+    states, tree = StateTable.load(system.states), DecisionTree.load(system.align_dir / "tree.json")
+    if has_other:  # an LM of single words
+        (tmp_path / "lm/given/unseen").mkdir()
+        prepare_lm(
+            source / "data", source / "lang", tmp_path / "lm/given/unseen", name="u", order=1, arpa=None, text="train"
+        )
+        (tmp_path / "graph/mono_given-unseen").mkdir()
+        build_hclg(source / "lang", tmp_path / "lm/given/unseen", states, tree, tmp_path / "graph/mono_given-unseen")
+    plan = SystemPlan("mono", "mono", "mfcc", None, None)
+    decode_stage(Layout(tmp_path), plan, "given", LISTS, SECTION, 1, "cpu", tmp_path / "run")
     found = System.load(tmp_path / "run")
-    assert (found.window, found.lm_scale) == (Window(21, 7), LmScale(10.0, 0.5))
-    (tried,) = json.loads((tmp_path / "run/decode.json").read_text())["tried"]
-    assert (tried["network"], tried["window"]) == ("net", "21/7")
-    assert DevChoice.load(tmp_path / "run").errors == 1234, "errors with the LM that knows dev tell nothing"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "{}", '{"chosen": {}}', '{"chosen": {"window": 7}}', '{"chosen": {"window": "7/9"}}',
-        '{"chosen": {"window": "21/7", "lm": 10, "insertion": 0}}',
-    ],
-)  # fmt: skip
-def test_a_damaged_choice_is_refused(system: System, tmp_path: Path, text: str) -> None:
-    plan = known_lm_root(system, tmp_path, text)
-    with pytest.raises(InputError, match=r"unseen/decode\.json: damaged .*remove it, and run stage 7"):
-        decode_known(system, tmp_path, plan)
+    assert found.graph == tmp_path / "graph/mono_given/HCLG.fst"
+    if not has_other:
+        assert found.lm_scale == LmScale(*UNTUNED), "nothing tells"
+        return
+    on_dev = replace(found, graph_dir=tmp_path / "graph/mono_given-unseen")
+    scales = tuple(LmScale(lm, penalty) for lm in LISTS[0] for penalty in LISTS[1])
+    for each, subset in ((on_dev, "dev"), (found, "test")):
+        out = tmp_path / "alone" / subset
+        out.mkdir()
+        decode_sets(each, source / "data", out, replace(OPTIONS, grid=scales), sets=["dev", "test"])
+        archive = f"lattices/{subset}.ark"
+        assert (tmp_path / "run" / archive).read_bytes() == (out / archive).read_bytes()
+    assert DevChoice.load(tmp_path / "run") == DevChoice.load(tmp_path / "alone/dev")
+    assert (tmp_path / "run/lattices/dev.ark").read_bytes() != (tmp_path / "alone/test/lattices/dev.ark").read_bytes()
 
 
 def test_a_network_that_makes_decoding_slow_is_told_after_the_first_utterances(

@@ -20,8 +20,9 @@ from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions
 from asr_am.decode.system import System
 from asr_am.errors import InputError
-from asr_am.lang.arpa import read_arpa
+from asr_am.lang.arpa import read_arpa, write_arpa
 from asr_am.lang.lang_dir import Lang, vocabulary
+from asr_am.lang.ngram import estimate
 from asr_am.lang.units import make_units
 from asr_am.models.lm_file import load_lm, save_lm
 from asr_am.models.lstm_lm import LstmLm, LstmLmOptions
@@ -87,6 +88,23 @@ def test_files_hold_the_best_sentences_with_their_times(root: Path, tmp_path: Pa
         assert found == rescored_words(root / "run", subset, mixture(root, report["weight"]), scale)
     lines = [line.split() for line in (tmp_path / "ctm" / ctm_name("test", choice.scale)).read_text().splitlines()]
     assert all(float(line[3]) > 0 and 0 < float(line[5]) <= 1 for line in lines)
+
+
+def test_dev_may_have_another_ngram_than_test(root: Path, tmp_path: Path) -> None:
+    write_arpa(estimate([["YES"], ["NO", "NO"]], {"YES", "NO", "ONE", "TWO"}, 1), tmp_path / "dev.arpa")
+    perplexities = []
+    for number, dev_arpa in enumerate((None, tmp_path / "dev.arpa")):
+        out = tmp_path / str(number)
+        out.mkdir()
+        rescore(
+            root / "run", root / "data", root / "lm/lm.arpa", root / "lstm.pt", out, grid=GRID, how=WIDE, jobs=1,
+            dev_arpa=dev_arpa,
+        )  # fmt: skip
+        report = json.loads((out / "rescore.json").read_text())
+        perplexities.append({subset: report[subset]["perplexity"] for subset in ("dev", "test")})
+    same, other = perplexities
+    assert same["test"]["ngram"] == other["test"]["ngram"] and same["dev"]["ngram"] != other["dev"]["ngram"]
+    assert same["dev"]["lstm"] == other["dev"]["lstm"]
 
 
 def test_jobs_change_nothing(root: Path) -> None:
