@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.stages import decode, egs, train
+from asr_am.stages import decode, egs, speaker, train
 from asr_am.stages.layout import denominator_path, egs_dir, layout
 from asr_am.stages.systems import plans
 from tests.support.configurations import config
@@ -31,12 +33,23 @@ def test_chain_models_are_decoded_with_their_states_and_transitions() -> None:
     cfg = config(*CHAIN)
     sat, network = plans(cfg)
     assert (sat.gmm, network.gmm) == ("sat", "chain3-sat")
-    graph = decode.graph_target(cfg, network, "kn3")
+    (graph,) = decode.graph_targets(cfg, network, "kn3")
     assert graph.out.name == "chain3-sat_kn3" and graph.config == {"self_loop_scale": 1.0}
     assert layout(cfg).system("chain3-sat") in graph.inputs
-    assert decode.graph_target(cfg, sat, "kn3").config == {"self_loop_scale": 0.1}
+    assert decode.graph_targets(cfg, sat, "kn3")[0].config == {"self_loop_scale": 0.1}
     made = [target.out.name for target in decode.targets(cfg)]
     assert made == ["sat_kn3", "sat_kn3", "chain3-sat_kn3", f"{cfg.run}_kn3"]
+
+
+def test_an_lm_that_knows_dev_has_a_second_graph(tmp_path: Path) -> None:
+    cfg = config("corpus=minicts", f"exp={tmp_path}", "systems=[sat]", "align=sat")
+    paths = layout(cfg)
+    (paths.lm("kn3") / "unseen").mkdir(parents=True)
+    graph, unseen, run = decode.targets(cfg)
+    assert (graph.out, unseen.out) == (paths.graph("sat", "kn3"), paths.dev_graph("sat", "kn3"))
+    assert graph.out != unseen.out and {graph.out, unseen.out} < set(run.inputs)
+    *_, first, second, transforms = [target for target in speaker.targets(cfg) if target.out.name != "ivector"]
+    assert (first.out, second.out) == (graph.out, unseen.out) and {graph.out, unseen.out} < set(transforms.inputs)
 
 
 def test_ctc_has_states_of_phones_without_context_and_no_denominator() -> None:
