@@ -76,7 +76,7 @@ def decode_sets(
     reference = read_reference(data_dir, dev)
 
     def decode_dev(candidate: System) -> DevChoice:
-        on_dev = replace(candidate, graph_dir=dev_graph or candidate.graph_dir)
+        on_dev = replace(candidate.on_dev, graph_dir=dev_graph or candidate.graph_dir)
         return _decode_dev(on_dev, dev, segments, reference, out, options, jobs)
 
     choices = [decode_dev(candidate) for candidate in tried]
@@ -85,16 +85,17 @@ def decode_sets(
         choices.append(decode_dev(tried[-1]))
     best = min(range(len(tried)), key=lambda k: choices[k].errors)
     system, choice = replace(tried[best], lm_scale=choices[best].scale), choices[best]
+    on_dev = system.on_dev
     if len({candidate.model for candidate in tried}) > 1:
-        log.info("%s: fewest errors, %d, with the network of %s", dev, choice.errors, system.network)
+        log.info("%s: fewest errors, %d, with the network of %s", dev, choice.errors, on_dev.network)
     choice.save(out)
     report: dict[str, Any] = {"tried": [
-        {"network": candidate.network, "window": str(candidate.window), "errors": each.errors}
+        {"network": candidate.on_dev.network, "window": str(candidate.window), "errors": each.errors}
         for candidate, each in zip(tried, choices, strict=True)
     ]}  # fmt: skip
     chosen = {"network": system.network, "window": str(system.window)}
     report |= {"chosen": chosen | choice.scale._asdict() | {"dev_errors": choice.errors}}
-    folder = _shard_folder(out, dev, system)
+    folder = _shard_folder(out, dev, on_dev)
     disk.remove(out / "ctm")  # of a run that was killed after this
     (folder / "ctm").rename(out / "ctm")
     report[dev] = write_set(out, dev, segments, (), folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from asr_am.data.textfile import load_json, write_lines
@@ -30,6 +30,7 @@ class System:
         model: checkpoint of a network, or None for the Gaussian mixtures of `align_dir`.
         window: how the network is applied (ignored for mixtures).
         others: further networks for the same features and states, each with its window. Scores are the mean of all.
+        before_dev: the networks before they were trained on dev, too, to decode dev with. Empty if they were not.
     """
 
     align_dir: Path
@@ -40,6 +41,7 @@ class System:
     model: Path | None = None
     window: Window = field(default_factory=lambda: Window(0, 0))
     others: tuple[tuple[Path, Window], ...] = ()
+    before_dev: tuple[Path, ...] = ()
     search: SearchOptions = field(default_factory=SearchOptions)
     lm_scale: LmScale = field(default_factory=lambda: LmScale(10.0))
 
@@ -53,6 +55,21 @@ class System:
         return self.model.parent.name if self.model else None
 
     @property
+    def networks(self) -> list[tuple[Path, Window]]:
+        """All networks, each with its window."""
+        return [(self.model, self.window), *self.others] if self.model else []
+
+    @property
+    def on_dev(self) -> System:
+        """The system to decode dev with."""
+        if not self.before_dev:
+            return self
+        (model, window), *others = (
+            (before, window) for before, (_, window) in zip(self.before_dev, self.networks, strict=True)
+        )
+        return replace(self, model=model, window=window, others=tuple(others), before_dev=())
+
+    @property
     def states(self) -> Path:
         return self.align_dir / "states.npz"
 
@@ -60,8 +77,7 @@ class System:
         """Returns the source of the acoustic scores of one set."""
         if self.model is None:
             return GmmSource(self.align_dir, self.features_dir, subset)
-        networks = [(self.model, self.window), *self.others]
-        sources = tuple(NeuralSource(model, self.features_dir, subset, window) for model, window in networks)
+        sources = tuple(NeuralSource(model, self.features_dir, subset, window) for model, window in self.networks)
         return MeanSource(sources) if self.others else sources[0]
 
     def save(self, folder: Path) -> None:
@@ -71,6 +87,7 @@ class System:
         value |= {name: None if path is None else os.path.relpath(path, folder) for name, path in paths.items()}
         value |= {"feature_kind": self.feature_kind, "window": str(self.window)}
         value["others"] = [[os.path.relpath(model, folder), str(window)] for model, window in self.others]
+        value["before_dev"] = [os.path.relpath(model, folder) for model in self.before_dev]
         value |= {"search": vars(self.search), "weights": self.lm_scale._asdict()}
         write_lines(folder / FILE, [json.dumps(value, indent=1)])
 
@@ -93,14 +110,18 @@ class System:
             value |= {"lm_scale": LmScale(**value.pop("weights"))}
             others = [(os.path.normpath(folder / path), window) for path, window in value.get("others", ())]
             value["others"] = tuple((Path(path), Window.parse(window)) for path, window in others)
+            before = [os.path.normpath(folder / path) for path in value.get("before_dev", ())]
+            value["before_dev"] = tuple(map(Path, before))
             system = cls(**value)
+            if system.before_dev and len(system.before_dev) != len(system.networks):
+                raise ValueError("before_dev has another number of networks")
             if not all(isinstance(number, int | float) for number in system.lm_scale) or not system.lm_scale.lm > 0:
                 raise ValueError(f"weights {system.lm_scale}")
         except (InputError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path}: not the record of a decoding run ({error}); run stage 7 (decode) again"
             ) from error
-        networks = [system.model, *(model for model, _ in system.others)]
+        networks = [model for model, _ in system.networks]
         for needed in (system.states, system.graph, system.lang_dir, system.features_dir, *networks):
             if needed is not None and not os.path.exists(needed):  # False for an impossible name, too
                 raise InputError(f"{needed}: is missing, but {path} needs it; run the stage that makes it again")

@@ -9,6 +9,7 @@ Shapes: R rows, S dimensions of the i-vector, U utterances, B chunks, T frames o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 
@@ -62,6 +63,16 @@ class IvectorStore:
             raise InputError(f"{directory / INDEX}: does not hold {utterances} utterances; {REMEDY}")
         if self.first_U.min() < 0 or self.count_U.min() < 1 or (self.first_U + self.count_U).max() > len(self.rows_RS):
             raise InputError(f"{directory / INDEX}: refers to rows past the end of {ROWS}; {REMEDY}")
+
+    @classmethod
+    def joined(cls, stores: Sequence[IvectorStore]) -> IvectorStore:
+        """Returns the i-vectors of several sets, one set after the other."""
+        joined = copy(stores[0])
+        before = np.cumsum([0, *(len(store.rows_RS) for store in stores[:-1])])
+        joined.rows_RS = stores[0].rows_RS if len(stores) == 1 else np.concatenate([s.rows_RS for s in stores])
+        joined.first_U = np.concatenate([store.first_U + rows for store, rows in zip(stores, before, strict=True)])
+        joined.count_U = np.concatenate([store.count_U for store in stores])
+        return joined
 
     @cached_property
     def moments(self) -> tuple[np.ndarray, np.ndarray]:

@@ -22,8 +22,9 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,12 @@ class Index:
         columns = (self.shard_U[rows], self.begin_U[rows], self.frames_U[rows], self.crc32_U[rows])
         return Index(self.utterances[rows], *columns)
 
+    @classmethod
+    def joined(cls, indices: Sequence[Index]) -> Index:
+        """Returns the utterances of several sets, one set after the other."""
+        columns = zip(*((i.shard_U, i.begin_U, i.frames_U, i.crc32_U) for i in indices), strict=True)
+        return cls([name for index in indices for name in index.utterances], *map(np.concatenate, columns))
+
     def save(self, directory: Path) -> None:
         arrays = {"utterance": np.array(self.utterances), "shard": self.shard_U, "begin": self.begin_U}
         arrays |= {"frames": self.frames_U, "crc32": self.crc32_U}
@@ -155,28 +162,39 @@ class Index:
 
 
 class EgsSet:
-    """One set of examples, memory-mapped for reading.
+    """One set of examples, or several as one, memory-mapped for reading.
 
     Attributes:
+        directory: Folder of the set, for messages. Of several, their names joined by `+`.
         features: Memory map of the features of each shard.
         targets: Memory map of the targets of each shard.
         ivectors: The i-vectors, None if the inputs have none.
     """
 
-    def __init__(self, directory: Path, subset: str) -> None:
-        """Opens a set. Raises InputError if a file is missing, damaged, or does not match the others."""
-        self.directory = directory / subset
+    def __init__(self, directory: Path, *subsets: str) -> None:
+        """Opens sets. Raises InputError if a file is missing, damaged, or does not match the others."""
+        self.directory = directory / "+".join(subsets)
         self.info = EgsInfo.load(directory)
-        if subset not in self.info.sets:
-            raise InputError(f"{directory}: has no set {subset!r}, only {sorted(self.info.sets)}; {REMEDY}")
-        self.index = Index.load(self.directory / "index.npz")
-        shards = range(int(self.index.shard_U.max()) + 1)
-        self.features = [self._map("features", k, ("float16", "float32"), 2) for k in shards]
-        self.targets = [self._map("targets", k, ("int16", "int32"), 1) for k in shards]
+        self.features: list[np.ndarray[Any, Any]] = []
+        self.targets: list[np.ndarray[Any, Any]] = []
+        self._shards: list[tuple[Path, int]] = []  # folder and number of each
+        indices, ivectors = [], []
+        width = self.info.dim - self.info.frame_dim
+        for subset in subsets:
+            if subset not in self.info.sets:
+                raise InputError(f"{directory}: has no set {subset!r}, only {sorted(self.info.sets)}; {REMEDY}")
+            folder, before = directory / subset, len(self._shards)
+            index = Index.load(folder / "index.npz")
+            self._shards += [(folder, k) for k in range(int(index.shard_U.max()) + 1)]
+            self.features += [self._map("features", k, ("float16", "float32"), 2) for k in self._shards[before:]]
+            self.targets += [self._map("targets", k, ("int16", "int32"), 1) for k in self._shards[before:]]
+            indices.append(replace(index, shard_U=index.shard_U + before))
+            if width:
+                ivectors.append(IvectorStore(folder, width, self.info.period, len(index.utterances)))
+        self.index = Index.joined(indices)
+        self.ivectors = IvectorStore.joined(ivectors) if width else None
         self._check()
-        width, utterances = self.info.dim - self.info.frame_dim, len(self.index.utterances)
-        self.ivectors = IvectorStore(self.directory, width, self.info.period, utterances) if width else None
-        self._verified_U = np.zeros(utterances, bool)
+        self._verified_U = np.zeros(len(self.index.utterances), bool)
 
     def verify(self, utterances: np.ndarray) -> None:
         """Compares the checksums of utterances, given by their positions in the index, unless it was done before.
@@ -188,9 +206,10 @@ class EgsSet:
         for u in np.unique(utterances[~self._verified_U[utterances]]).tolist():
             shard, rows = index.shard_U[u], slice(int(index.begin_U[u]), int(index.begin_U[u] + index.frames_U[u]))
             if crc32_of(self.targets[shard][rows], self.features[shard][rows]) != index.crc32_U[u]:
+                folder, number = self._shards[shard]
                 raise InputError(
-                    f"{self.directory}: utterance {index.utterances[u]} is damaged in features.{shard}.npy or targets."
-                    f"{shard}.npy: its checksum is wrong; remove both and {REMEDY}"
+                    f"{folder}: utterance {index.utterances[u]} is damaged in features.{number}.npy or targets."
+                    f"{number}.npy: its checksum is wrong; remove both and {REMEDY}"
                 )
             self._verified_U[u] = True
 
@@ -213,7 +232,8 @@ class EgsSet:
             for shard, begin, end in pieces:
                 for name, array in (("features", self.features[shard]), ("targets", self.targets[shard])):
                     if (name, shard) not in opened:
-                        file = files.enter_context((self.directory / f"{name}.{shard}.npy").open("rb"))
+                        folder, number = self._shards[shard]
+                        file = files.enter_context((folder / f"{name}.{number}.npy").open("rb"))
                         opened[name, shard] = file.fileno()
                     size = array.strides[0]
                     where, length = getattr(array, "offset", 0) + begin * size, (end - begin) * size
@@ -223,8 +243,8 @@ class EgsSet:
     def frames(self) -> int:
         return int(self.index.frames_U.sum())
 
-    def _map(self, name: str, shard: int, dtypes: tuple[str, ...], ndim: int) -> np.ndarray[Any, Any]:
-        path = self.directory / f"{name}.{shard}.npy"
+    def _map(self, name: str, shard: tuple[Path, int], dtypes: tuple[str, ...], ndim: int) -> np.ndarray[Any, Any]:
+        path = shard[0] / f"{name}.{shard[1]}.npy"
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # numpy parses the header as Python, which can raise any type

@@ -185,13 +185,16 @@ def _with_options(runs: Sequence[TrainingRun]) -> list[TrainingRun]:
 
 
 def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
-    """Reads every train/<run>, sorted by name. Skips runs still in their first epoch, without summary.json."""
+    """Reads every train/<run> with held-out losses, sorted by name. Skips those without summary.json, in their first
+    epoch.
+    """
     runs = []
     for folder in folders(corpus_dir / "train"):
         if not (folder / "summary.json").exists():
             log.warning("%s: no summary.json yet; left out of the report", folder)
             continue
-        runs.append(read_training_run(folder))
+        if "heldout_loss" in read_record(folder / "summary.json"):  # else it was trained on dev, too
+            runs.append(read_training_run(folder))
     return runs
 
 

@@ -87,7 +87,7 @@ def decode_target(cfg: DictConfig, system: SystemPlan, lm: str) -> Target:
     grid, options = lm_scale_grid(cfg), values(cfg.decode)
     graphs = sorted({paths.graph(system.gmm, lm), paths.dev_graph(system.gmm, lm)})
     inputs = [paths.data, system_dir(paths, system), *input_dirs(cfg, system.features), *graphs]
-    inputs += [system.model] if system.model else []
+    inputs += [folder for folder in (system.model, system.final) if folder]
     inputs += [paths.decoded(f"{run}_{lm}") for run in (*system.combined, system.start) if run]
     key = options | ({"network_windows": list(system.windows)} if system.windows else {})
     build_run = partial(decode, paths, system, lm, grid, options, cfg.nj, cfg.train.device)
@@ -131,14 +131,16 @@ def decode(
     from asr_am.decode.shards import DecodeOptions
     from asr_am.decode.system import System, feature_kind_of
 
-    align_dir, model = paths.system(plan.gmm), plan.model / "best.pt" if plan.model else None
+    align_dir = paths.system(plan.gmm)
+    model, final = (folder / "best.pt" if folder else None for folder in (plan.model, plan.final))
     search, _ = search_and_windows(options)
     if plan.combined:
         candidates = [combination([paths.decoded(f"{run}_{lm}") for run in plan.combined])]
     else:
         system = System(
             align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=paths.graph(plan.gmm, lm),
-            feature_kind=feature_kind_of(align_dir, model), model=model, search=search,
+            feature_kind=feature_kind_of(align_dir, model), model=final or model, search=search,
+            before_dev=(model,) if final and model else (),
         )  # fmt: skip
         candidates = with_windows(system, plan, options)
     start = paths.decoded(f"{plan.start}_{lm}") if plan.start else None
@@ -162,6 +164,7 @@ def combination(decoded: Sequence[Path]) -> System:
     systems = [System.load(folder) for folder in decoded]
     first = systems[0]
     networks: list[tuple[Path, Window]] = []
+    before: list[Path] = []  # they were trained on dev
     for system, folder in zip(systems, decoded, strict=True):
         if system.model is None:
             raise InputError(f"combine: {folder.name} has no network")
@@ -170,8 +173,10 @@ def combination(decoded: Sequence[Path]) -> System:
                 f"combine: {folder.name} has other states, features or graph than {decoded[0].name}; "
                 "python -m asr_am.score.rover combines the words of such systems"
             )
-        networks += [(system.model, system.window), *system.others]
-    return replace(first, others=tuple(networks[1:]))
+        networks += system.networks
+        before += [model for model, _ in system.on_dev.networks]
+    before_dev = tuple(before) if any(system.before_dev for system in systems) else ()
+    return replace(first, others=tuple(networks[1:]), before_dev=before_dev)
 
 
 def with_windows(system: System, plan: SystemPlan, options: Mapping[str, Any]) -> list[System]:

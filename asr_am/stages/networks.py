@@ -1,8 +1,10 @@
-"""The configurations of all networks that stage train makes: that of `run`, and those of sections `mmi` and `second`.
+"""The configurations of all networks that stage train makes: that of `run`, and those of sections `mmi`, `second` and
+`final`.
 
 Sequence training goes on from the weights of `run` with the MMI loss, as a run with -mmi in its name. The second
 network is another model on the same examples, and its name is in that of its run. Both have everything but the options
-of their sections from `run`, such as strategy, learners and launcher.
+of their sections from `run`, such as strategy, learners and launcher. The last two of these networks are trained on,
+with dev among the examples, as runs with -final in their names.
 """
 
 from __future__ import annotations
@@ -13,19 +15,26 @@ from asr_am.errors import InputError
 from asr_am.features.fusion import stack_of
 from asr_am.options import build, check_name
 from asr_am.stages.layout import has_phone_states, run_dir
-from asr_am.stages.sections import MmiSection, SecondSection, Suits, values
+from asr_am.stages.sections import FinalSection, MmiSection, SecondSection, Suits, values
 from asr_am.train.schedule import DEFAULT, for_batch, make_schedule
 
-MMI = "mmi"  # section, and part of the run's name
+MMI, FINAL = "mmi", "final"  # sections, and parts of runs' names
 
 
-def network_configs(cfg: DictConfig) -> list[DictConfig]:
-    """Returns the configuration of each network, in the order of training. Raises InputError for a wrong option."""
-    found = [cfg]
+def network_configs(cfg: DictConfig) -> dict[str, DictConfig]:
+    """Returns the configuration of each network, in the order of training, by a name for what is trained.
+
+    Raises InputError for a wrong option.
+    """
+    found = {"train": cfg}
     if cfg.mmi.train:
-        found.append(mmi_config(cfg))
+        found["train mmi"] = mmi_config(cfg)
+    last = list(found)[-1:]
     if cfg.second.train:
-        found.append(second_config(cfg))
+        found["train second"] = second_config(cfg)
+        last.append("train second")
+    if cfg.final.train:
+        found |= {f"{name} final": final_config(found[name]) for name in last}
     return found
 
 
@@ -34,10 +43,10 @@ def mmi_section(cfg: DictConfig) -> MmiSection:
     return build(MmiSection, values(cfg.mmi), MMI)
 
 
-def derived_run(cfg: DictConfig, what: str) -> str:
-    """Returns the name of `run` with -`what` at the end, or before the seed that ends the name."""
-    seed = f"-s{cfg.seed}"
-    return f"{cfg.run.removesuffix(seed)}-{what}{seed if cfg.run.endswith(seed) else ''}"
+def derived_run(cfg: DictConfig, what: str, run: str | None = None) -> str:
+    """Returns the name `run`, by default that of the configuration, with -`what` at its end or before its seed."""
+    run, seed = run or cfg.run, f"-s{cfg.seed}"
+    return f"{run.removesuffix(seed)}-{what}{seed if run.endswith(seed) else ''}"
 
 
 def mmi_run(cfg: DictConfig) -> str:
@@ -84,6 +93,33 @@ def mmi_config(cfg: DictConfig) -> DictConfig:
     OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
     schedule = {"base": first * section.rate, "anneal_from": 2, "anneal": section.anneal}
     OmegaConf.update(current, "schedule", schedule, merge=False)
+    return current
+
+
+def final_section(cfg: DictConfig) -> FinalSection:
+    """Returns the options of the section. Raises InputError if one is unknown, of another type or out of range."""
+    return build(FinalSection, values(cfg.final), FINAL)
+
+
+def final_run(cfg: DictConfig, run: str) -> str:
+    """Returns the name of the run that trains the network of another one on."""
+    return derived_run(cfg, FINAL, run)
+
+
+def final_config(cfg: DictConfig) -> DictConfig:
+    """Returns the configuration of the run that trains a network on. Raises InputError as `final_section`.
+
+    Args:
+        cfg: that of the network.
+    """
+    section = final_section(cfg)
+    schedule = for_batch(values(cfg.schedule), cfg.train.batch_size, cfg.train.optimizer.kind)
+    train = {"epochs": section.epochs, "init": str(run_dir(cfg) / "best.pt"), "with_dev": True}
+    current = cfg.copy()
+    OmegaConf.update(current, "run", final_run(cfg, cfg.run))
+    OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
+    base = make_schedule(**schedule).base * section.rate
+    OmegaConf.update(current, "schedule", {"base": base, "anneal_from": 1, "anneal": section.anneal}, merge=False)
     return current
 
 

@@ -26,7 +26,7 @@ from asr_am.stages.train_config import with_schedule
 
 GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "jobs", "launcher", "lm", "logger", "model", "schedule",
           "strategy", "train", "workload")  # fmt: skip
-SECTIONS = (*GROUPS, "chain", "decode", "egs", "mmi", "score", "second", "speaker")
+SECTIONS = (*GROUPS, "chain", "decode", "egs", "final", "mmi", "score", "second", "speaker")
 TABLE = "table"  # of a paper, which only asr_am.papers.table reads
 CHECKED = ("corpus", "exp", "nj", "seed")  # overrides that need no further check
 STAGES_WITH_OPTIONS = ("lang", "features", "align", "speaker", "egs", "train", "decode", "rescore", "score")

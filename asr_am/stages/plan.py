@@ -29,7 +29,7 @@ from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.data import copy_speeds
 from asr_am.stages.features import made_kind
 from asr_am.stages.layout import layout
-from asr_am.stages.networks import mmi_config, second_config
+from asr_am.stages.networks import network_configs
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.resolvers import composing, hours_of
 from asr_am.stages.sections import values
@@ -129,12 +129,11 @@ def plan(cfg: DictConfig) -> tuple[list[Need], MachineSpeeds]:
     examples = (train + evaluated / 2) * (size * stored + (2 if outputs < 1 << 15 else 4))
     needs.append(need("egs", (train + evaluated / 2) * PER_FRAME["egs"] * slower, examples, BASE_MEMORY))
     epoch = epoch_frames(cfg)
-    needs.append(training(cfg, epoch, known.training, outputs))
-    if cfg.mmi.train:
-        needs.append(sequence_training(mmi_config(cfg), epoch, known.training, outputs))
-    if cfg.second.train:
-        second = second_config(cfg)
-        needs.append(replace(training(second, epoch, training_speed(second), outputs), stage="train second"))
+    for name, network in network_configs(cfg).items():
+        frames = epoch + (evaluated / 2 if network.train.get("with_dev") else 0)
+        need_of = sequence_training if network.train.get("mmi") else training
+        speed = known.training if network.model == cfg.model else training_speed(network)
+        needs.append(replace(need_of(network, frames, speed, outputs), stage=name))
     overlap = cfg.egs.chunk / 10
     scoring = overlap / (3 * known.training)  # forward without backward
     networks = 1 + cfg.mmi.train + cfg.second.train
@@ -273,7 +272,7 @@ def sequence_training(cfg: DictConfig, train: float, speed: float, outputs: int)
     need = training(cfg, train, speed, outputs)
     paths = train * cfg.train.epochs * PER_FRAME["paths"] / 1e6 / 3600
     hours = need.hours + paths / cfg.learners
-    return replace(need, stage="train mmi", core_hours=need.core_hours + paths, hours=hours)
+    return replace(need, core_hours=need.core_hours + paths, hours=hours)
 
 
 def virtual_epoch(cfg: DictConfig, updates: float, weights: float) -> tuple[float, float]:

@@ -203,6 +203,23 @@ class SecondSection:
 
 
 @dataclass(frozen=True)
+class FinalSection:
+    """The options of section `final`. They are explained in conf/config.yaml."""
+
+    train: bool
+    epochs: int
+    rate: float
+    anneal: float
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        check_least(self, "final", epochs=1)
+        for name in ("rate", "anneal"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"final.{name}={getattr(self, name)}: must be above 0")
+
+
+@dataclass(frozen=True)
 class DecodeSection:
     """The options of section `decode`. They are explained in conf/config.yaml."""
 

@@ -14,7 +14,7 @@ from asr_am.errors import InputError
 from asr_am.lang.lang_dir import UNSEEN
 from asr_am.options import check_name
 from asr_am.stages.layout import layout, states_name
-from asr_am.stages.networks import derived_run, mmi_run, second_run, second_suits
+from asr_am.stages.networks import derived_run, final_run, mmi_run, second_run, second_suits
 
 if TYPE_CHECKING:
     from asr_am.decode.lattice import LmScale
@@ -76,6 +76,8 @@ class SystemPlan:
         start: name of the network that this one was trained from. It is decoded with instead if it makes fewer errors
             on dev.
         combined: names of networks whose scores are averaged.
+        final: directory of the training run that has trained the network on, with dev among the examples. Its network
+            decodes all sets but dev.
     """
 
     name: str
@@ -86,6 +88,7 @@ class SystemPlan:
     windows: tuple[str, ...] | None = None
     start: str | None = None
     combined: tuple[str, ...] = ()
+    final: Path | None = None
 
 
 def plans(cfg: DictConfig) -> list[SystemPlan]:
@@ -119,10 +122,13 @@ def network_plans(cfg: DictConfig) -> list[SystemPlan]:
     if cfg.mmi.train:
         run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)
         found.append(replace(first, name=run, model=paths.run(run), windows=windows, start=first.name))
+    if cfg.final.train:
+        found[-1] = replace(found[-1], final=paths.run(final_run(cfg, found[-1].name)))
     if cfg.second.train:
         best, run, windows = found[-1].name, second_run(cfg), tuple(second_suits(cfg).windows)
-        found.append(replace(first, name=run, model=paths.run(run), windows=windows))
-        found.append(replace(first, name=derived_run(cfg, COMBINED), model=None, combined=(best, run)))
+        final = paths.run(final_run(cfg, run)) if cfg.final.train else None
+        found.append(replace(first, name=run, model=paths.run(run), windows=windows, final=final))
+        found.append(replace(first, name=derived_run(cfg, COMBINED), model=None, combined=(best, run), final=None))
     return found
 
 

@@ -1,7 +1,7 @@
 """Stage 6, train: trains a network on the examples under the configured strategy, in exp/<corpus>/train/<run>.
 
-With mmi.train=true it then trains that network with the MMI loss, in exp/<corpus>/train/<run with -mmi>, and with
-second.train=true another model, in exp/<corpus>/train/<second.run>.
+With mmi.train=true it then trains that network with the MMI loss, in exp/<corpus>/train/<run with -mmi>, with
+second.train=true another model, and with final.train=true the last of them on dev, too (`networks`).
 
 The run is written in place, so that metrics.jsonl can be followed. A killed run continues from its last checkpoint.
 
@@ -64,8 +64,8 @@ MADE = (
 
 
 def targets(cfg: DictConfig) -> list[Target]:
-    """Returns the training runs: of the network, of its sequence training and of a second one. Imports no torch."""
-    return [run_target(each) for each in network_configs(cfg)]
+    """Returns the training runs of all networks. Imports no torch."""
+    return [run_target(each) for each in network_configs(cfg).values()]
 
 
 def run_target(cfg: DictConfig) -> Target:
@@ -112,7 +112,7 @@ def check_options(cfg: DictConfig) -> None:
 
     check_launcher(cfg)
     choose_device(cfg.train.device)
-    for each in network_configs(cfg):
+    for each in network_configs(cfg).values():
         try:
             check_strategy(TrainConfig.parse(each, run_dir(each)))
         except InputError as error:  # its options have other names in the section that they are from
@@ -309,10 +309,10 @@ def best_loss(cfg: DictConfig) -> float:
 
 
 def sweep_table(jobs: Sequence[DictConfig]) -> str:
-    """Returns the lowest held-out loss of the run of each job as a table, that of a run that is not finished as –."""
+    """Returns the lowest held-out loss of each job's runs as a table, that of a run that is not finished as –."""
     losses = {
         run_dir(cfg): f"{best_loss(cfg):.4f}" if (run_dir(cfg) / DONE).exists() else "–"
-        for job in jobs for cfg in network_configs(job)
+        for job in jobs for cfg in network_configs(job).values() if not cfg.train.get("with_dev")
     }  # fmt: skip
     width = max(map(len, ("run", *(run.name for run in losses))))
     rows = [("run", "held-out loss"), *((run.name, loss) for run, loss in losses.items())]

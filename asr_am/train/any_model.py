@@ -240,9 +240,12 @@ class ModelRun:
         with torch.no_grad():
             return float(self._validate(self._whole)), 0.0
 
-    def save_best(self, path: Path, record: Mapping[str, float]) -> None:
-        """Saves the weights that were validated last."""
+    def save_best(
+        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
+    ) -> None:
+        """Saves weights and running statistics."""
         if self._has_files:
+            self._load_whole(weights_N, statistics)
             write_torch({"model": self._whole.state_dict(), **record}, path)
 
     def checkpoints(self, strategy: str) -> Checkpoints:

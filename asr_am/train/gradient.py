@@ -156,6 +156,13 @@ class Validator:
         self._loader, self._options, self._device, self._loss = loader, options, device, loss
 
     @torch.no_grad()
+    def load(self, w: Tensor, statistics: Sequence[Tensor] = ()) -> None:
+        """Gives the copy weights [N] and running statistics."""
+        self._params.w.copy_(w)
+        for own, given in zip(running_statistics(self.model), statistics, strict=True):
+            own.copy_(given)
+
+    @torch.no_grad()
     def __call__(self, w: Tensor, statistics: Sequence[Tensor] = ()) -> tuple[float, float]:
         """Returns the mean loss per frame and the share of wrong frames.
 
@@ -163,9 +170,7 @@ class Validator:
             w: weights [N].
             statistics: the model's running statistics.
         """
-        self._params.w.copy_(w)
-        for own, given in zip(running_statistics(self.model), statistics, strict=True):
-            own.copy_(given)
+        self.load(w, statistics)
         sums_2 = torch.zeros(2, dtype=torch.float64, device=self._device)
         frames, dtype = 0, matrix_dtype(self._options)
         for batch in self._loader.batches(self._plan, range(len(self._plan))):

@@ -232,8 +232,11 @@ class LmRun:
         """Computes the dev perplexity."""
         return LmValidator(self.model(), self.units, self.dev)
 
-    def save_best(self, path: Path, record: Mapping[str, float]) -> None:
-        """Saves the model that was validated last."""
+    def save_best(
+        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
+    ) -> None:
+        """Saves the model with these weights. It has no running statistics."""
+        self.validator.load(weights_N)
         info = {"epoch": record["epoch"], "dev_perplexity": record["heldout_perplexity"], **self.provenance}
         save_lm(path, self.validator.model, self.units, info)
 
@@ -252,9 +255,13 @@ class LmValidator:
         self.model, self._units, self._dev = model.eval(), units, dev
         self._params = FlatParams(model)
 
+    def load(self, w: Tensor) -> None:
+        """Gives the copy the weights `w` [N]."""
+        self._params.w.copy_(w)
+
     def __call__(self, w: Tensor, statistics: Sequence[Tensor] = ()) -> tuple[float, float]:
         """Returns the logarithm under the weights `w` [N], and 0. The model has no running statistics."""
-        self._params.w.copy_(w)
+        self.load(w)
         return math.log(self._dev.perplexity(self.model, self._units)), 0.0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
 from pathlib import Path
@@ -90,7 +90,6 @@ class RunSetup:
 
     unit = "frames"
     remedy = "lower schedule.base or train.optimizer.clip_norm"
-    validation: str | None = "frame error"
 
     def __init__(
         self, egs_dir: Path, out: Path, options: TrainOptions, strategy: StrategyFactory, *, learners: int = 1,
@@ -102,7 +101,9 @@ class RunSetup:
         self.provenance = dict(provenance or {})
         self._factory = strategy
         self.device = training_device(options, share_gpus)
-        self.egs, self._dev = EgsSet(egs_dir, "train"), EgsSet(egs_dir, "dev")
+        self.egs = EgsSet(egs_dir, "train", *(["dev"] if options.with_dev else []))
+        self._dev = EgsSet(egs_dir, "dev")
+        self.validation = None if options.with_dev else "frame error"
         self.pdf_counts_P = torch.from_numpy(load_pdf_counts(egs_dir))
         self._denominator = denominator
         self._mean_F, self._deviation_F = feature_moments(self.egs)
@@ -196,12 +197,15 @@ class RunSetup:
         loader = Loader(self._dev, size, shuffle=False, chunk=chunk)
         return Validator(self.model(), loader, self.options, self.device, self._path_loss or batch_loss)
 
-    def save_best(self, path: Path, record: Mapping[str, float]) -> None:
-        """Saves the model that was validated last."""
+    def save_best(
+        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
+    ) -> None:
+        """Saves the model with these weights and running statistics."""
+        self.validator.load(weights_N, statistics)
         info = {
             "kind": self.egs.info.kind, "chunk": self.options.chunk or self.egs.info.chunk,
             "pdf_counts": self.pdf_counts_P, "senones": self.egs.info.senones,
-            "epoch": record["epoch"], "heldout_loss": record["heldout_loss"], "chain": bool(self.options.chain),
+            "epoch": record["epoch"], "heldout_loss": record.get("heldout_loss"), "chain": bool(self.options.chain),
             "ctc": bool(self.options.ctc),
             **self.provenance,
         }  # fmt: skip

@@ -54,6 +54,8 @@ class TrainOptions:
         mmi: train with the MMI loss and these options. None: with the cross-entropy.
         chain: train with the loss of chain models and these options, instead.
         ctc: train with the loss of CTC and these options, instead.
+        with_dev: train on the set dev, too. There is no held-out loss then, and the epoch with the least training loss
+            is kept.
         label_smoothing: share of the target distribution that is uniform.
         accumulation: parts in which a batch is computed, to save memory.
         precision: dtype of the matrix products. Weights and softmax are float32. On a GPU, float32 products are TF32.
@@ -84,6 +86,7 @@ class TrainOptions:
     mmi: MmiOptions | None = None
     chain: ChainOptions | None = None
     ctc: CtcOptions | None = None
+    with_dev: bool = False
     label_smoothing: float = 0.0
     accumulation: int = 1
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -161,6 +164,8 @@ class TrainOptions:
     def fingerprint(self) -> str:
         """Returns a digest of the options that change the result. A run is not resumed under another one."""
         values = {name: value for name, value in deciding(asdict(self)).items() if name not in MORE_OF_THE_SAME}
+        if not self.with_dev:  # so that runs of earlier versions are resumed
+            del values["with_dev"]
         values["classes"] = [class_path(self.model), class_path(self.schedule)]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

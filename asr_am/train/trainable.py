@@ -134,8 +134,10 @@ class Trainable(Protocol):
         """Returns the batches of an epoch."""
         ...
 
-    def save_best(self, path: Path, record: Mapping[str, float]) -> None:
-        """Saves the model that was validated last, with the record of its epoch."""
+    def save_best(
+        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
+    ) -> None:
+        """Saves the model with these weights and running statistics, with the record of its epoch."""
         ...
 
     def checkpoints(self, strategy: str) -> Checkpoints:

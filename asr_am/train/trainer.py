@@ -479,7 +479,8 @@ class Trainer:
         if math.isfinite(loss):
             progress = self._after_epoch(loss, error, metrics)
             if progress.best_loss < self.progress.best_loss:
-                self.setup.save_best(self.checkpoints.best_model(self.progress.updates), progress.history[-1])
+                best = self.checkpoints.best_model(self.progress.updates)
+                self.setup.save_best(best, progress.history[-1], consensus, self._statistics)
             curves = epoch_curves(progress, metrics, self.team.clock)
             self.run_log.epoch(progress.history[-1], progress.updates, curves)
             self._write_summary(progress, metrics)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asr_am.decode.dev_choice import DevChoice
 from asr_am.decode.score_server import scores_from_gpu
 from asr_am.decode.scorer import Window
 from asr_am.decode.system import System
@@ -63,6 +64,39 @@ def test_stage_decode_writes_the_combined_system(root: Path, tmp_path: Path) -> 
     assert (system.network, system.window) == ("first", RUNS["first"][1])
     assert [(model.parent.name, window) for model, window in system.others] == [("second", RUNS["second"][1])]
     assert (tmp_path / "lattices/test.ark").stat().st_size
+
+
+def test_networks_that_know_dev_do_not_decode_it(root: Path, tmp_path: Path) -> None:
+    """Dev has the words of the networks before they were trained on it, test those of the networks after."""
+    system = System.load(root / "decode/first_kn")
+    num_pdfs = StateTable.load(system.states).num_pdfs
+    decoded = Layout(tmp_path)
+    for name in ("align", "data", "features", "graph", "lang", "lm", "train"):
+        (tmp_path / name).symlink_to(root / name)
+    for name in RUNS:
+        (root / "train" / f"{name}-final").mkdir()
+        write_network(root, num_pdfs, 3.0).rename(root / "train" / f"{name}-final/best.pt")
+
+    def decode_plan(out: str, plan: SystemPlan) -> System:
+        decoded.decoded(f"{out}_kn").mkdir(parents=True)
+        decode_stage(decoded, plan, "kn", LISTS, SECTION, 1, "cpu", decoded.decoded(f"{out}_kn"))
+        return System.load(decoded.decoded(f"{out}_kn"))
+
+    plans = [SystemPlan(name, "mono", "logmel", root / "train" / name, 1) for name in RUNS]
+    before = [decode_plan(f"{plan.name}-before", plan) for plan in plans]
+    finals = [replace(plan, final=root / "train" / f"{plan.name}-final") for plan in plans]
+    after = [decode_plan(plan.name, plan) for plan in finals]
+    both = SystemPlan("both", "mono", "logmel", None, None, combined=tuple(RUNS))
+    names = [(tuple(f"{name}-before" for name in RUNS), "both-before"), (tuple(RUNS), "both")]
+    before_both, after_both = (decode_plan(out, replace(both, combined=combined)) for combined, out in names)
+    for old, new in ((before[0], after[0]), (before_both, after_both)):
+        assert [model.parent.name for model, _ in new.networks] == [f"{m.parent.name}-final" for m, _ in old.networks]
+        assert new.on_dev == old and new.lm_scale == old.lm_scale
+    for name in ("first", "both"):
+        one, other = decoded.decoded(f"{name}-before_kn"), decoded.decoded(f"{name}_kn")
+        assert (one / "lattices/dev.ark").read_bytes() == (other / "lattices/dev.ark").read_bytes()
+        assert (one / "lattices/test.ark").read_bytes() != (other / "lattices/test.ark").read_bytes()
+        assert DevChoice.load(one) == DevChoice.load(other)
 
 
 def test_a_gmm_cannot_be_combined(root: Path, tmp_path: Path) -> None:

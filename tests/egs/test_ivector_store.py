@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import ChainMap
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +47,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("subset", ["train", "dev"])
-def test_a_batch_is_what_decoding_reads(root: Path, subset: str) -> None:
-    egs, reader = EgsSet(root / "egs", subset), InputReader(root / "features", KIND, subset)
-    assert egs.info.dim == 39 + 7 + 120 == reader.dim and egs.features[0].shape[1] == 39 + 120
+@pytest.mark.parametrize("subsets", [["train"], ["dev"], ["train", "dev"]])
+def test_a_batch_is_what_decoding_reads(root: Path, subsets: list[str]) -> None:
+    egs, readers = EgsSet(root / "egs", *subsets), [InputReader(root / "features", KIND, name) for name in subsets]
+    assert egs.index.utterances == [name for reader in readers for name in reader.utterances]
+    reader = ChainMap(*({name: reader[name] for name in reader.utterances} for reader in readers))
+    assert egs.info.dim == 39 + 7 + 120 == readers[0].dim and egs.features[0].shape[1] == 39 + 120
     loader = Loader(egs, 4, seed=1, random_offset=True)
     plan = loader.plan(3)
     for number in range(len(plan)):

@@ -88,6 +88,17 @@ def test_an_impossible_value_in_egs_json_is_an_input_error(directory: Path, chan
         EgsSet(directory, "train")
 
 
+def test_damage_in_one_of_several_sets_is_found_there(directory: Path) -> None:
+    path = directory / "dev/features.0.npy"
+    content = bytearray(path.read_bytes())
+    content[-np.load(path).nbytes] ^= 1
+    path.write_bytes(content)
+    egs = EgsSet(directory, "train", "dev")
+    assert len(egs.index.utterances) == sum(len(EgsSet(directory, name).index.utterances) for name in ("train", "dev"))
+    with pytest.raises(InputError, match=r"/dev: utterance dev-\d+ is damaged in features\.0\.npy"):
+        feature_moments(egs)
+
+
 @pytest.mark.parametrize("name", ["features.0.npy", "features.1.npy", "targets.0.npy", "targets.1.npy"])
 def test_every_changed_bit_of_an_utterance_is_found(directory: Path, name: str) -> None:
     path, rng = directory / "train" / name, random.Random(2)

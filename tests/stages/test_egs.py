@@ -9,7 +9,9 @@ import pytest
 from asr_am.errors import InputError
 from asr_am.stages import decode, egs, speaker, train
 from asr_am.stages.layout import denominator_path, egs_dir, layout
+from asr_am.stages.networks import network_configs
 from asr_am.stages.systems import plans
+from asr_am.stages.train_config import schedule_values
 from tests.support.configurations import config
 
 CHAIN = ("corpus=minicts", "train=chain", "model=tdnnf", "model.subsampling=3", "systems=[sat,nnet]")
@@ -50,6 +52,29 @@ def test_an_lm_that_knows_dev_has_a_second_graph(tmp_path: Path) -> None:
     assert graph.out != unseen.out and {graph.out, unseen.out} < set(run.inputs)
     *_, first, second, transforms = [target for target in speaker.targets(cfg) if target.out.name != "ivector"]
     assert (first.out, second.out) == (graph.out, unseen.out) and {graph.out, unseen.out} < set(transforms.inputs)
+
+
+def test_the_last_networks_are_trained_on_with_dev_and_decode_test() -> None:
+    base = ("corpus=minicts", "systems=[sat,nnet]", "final.train=true")
+    cfg = config(*base, "mmi.train=true", "second.train=true", "schedule.base=0.002")
+    runs = {run.out.name: run for run in train.targets(cfg)}
+    mmi, conformer = "blstm-local-b64-mmi-s1", "blstm-local-b64-conformer-s1"
+    finals = {name: f"{name.removesuffix('-s1')}-final-s1" for name in (mmi, conformer)}
+    assert list(runs) == [cfg.run, mmi, conformer, *finals.values()]
+    paths, configs = layout(cfg), network_configs(cfg)
+    for name, network in (("mmi", mmi), ("second", conformer)):
+        before, final = configs[f"train {name}"], configs[f"train {name} final"]
+        assert final.train.with_dev and final.train.init == str(paths.run(network) / "best.pt")
+        assert final.train.get("mmi") == before.train.get("mmi") and final.train.epochs == cfg.final.epochs
+        assert schedule_values(final)["base"] == pytest.approx(0.3 * schedule_values(before)["base"])
+        assert (
+            Path(final.train.init) in runs[finals[network]].inputs and "with_dev" not in runs[network].config["train"]
+        )
+    assert {plan.name: plan.final and plan.final.name for plan in plans(cfg)} == {
+        "sat": None, cfg.run: None, **finals, "blstm-local-b64-combined-s1": None,
+    }  # fmt: skip
+    assert paths.run(finals[mmi]) in decode.decode_target(cfg, plans(cfg)[2], "kn3").inputs
+    assert plans(config(*base))[-1].final == paths.run("blstm-local-b64-final-s1")
 
 
 def test_ctc_has_states_of_phones_without_context_and_no_denominator() -> None:

@@ -55,6 +55,14 @@ def test_sequence_training_is_a_stage_of_its_own(tmp_path: Path) -> None:
     assert needs["train mmi"].note.startswith(f"{train / 3 / 63 / 32:,.0f} updates")
 
 
+def test_further_epochs_with_dev_are_stages_of_their_own(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "corpus=minicts", "corpus.hours=10", "second.train=true", "final.train=true")
+    needs = {need.stage: need for need in plan.plan(cfg)[0]}
+    for name, epochs in (("train", cfg.train.epochs), ("train second", cfg.second.epochs)):
+        share = needs[f"{name} final"].core_hours / needs[name].core_hours
+        assert share == pytest.approx(cfg.final.epochs / epochs * (1 + plan.EVALUATED))
+
+
 def test_a_second_network_is_a_stage_of_its_own(tmp_path: Path) -> None:
     options = ("corpus=minicts", "corpus.hours=10")
     alone = {need.stage: need for need in plan.plan(config(tmp_path, *options))[0]}

@@ -177,7 +177,7 @@ class ToyRun:
         batches = self.problem.of(epoch)
         return EpochOrder(epoch, batches, [batch.frames for batch in batches])
 
-    def save_best(self, path: Path, record: object) -> None:
+    def save_best(self, path: Path, record: object, weights_N: object, statistics: object) -> None:
         pass
 
     def checkpoints(self, strategy: str) -> KeptCheckpoints:

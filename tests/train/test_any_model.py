@@ -161,6 +161,15 @@ def test_statistics_of_normalisation_layers_are_the_same_at_all(strategy: Callab
     assert best["model"].keys() == first.keys() and best["heldout_loss"] == min(epoch.heldout_loss for epoch in history)  # type: ignore[type-var]
 
 
+def test_without_a_validation_the_weights_of_the_best_epoch_are_kept(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Normalised()
+    history = train_model(model, line(), mean_error, Sync, epochs=4, lr=0.01, out=tmp_path)
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert best["train_loss"] == min(epoch.train_loss for epoch in history) == history[-1].train_loss
+    assert all(torch.equal(best["model"][name], value) for name, value in model.state_dict().items())
+
+
 class Words(nn.Module):
     """Predicts a number from a word, by a table of which a batch touches a few rows."""
 

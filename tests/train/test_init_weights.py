@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,25 @@ def test_a_run_begins_with_the_weights_of_another(egs_dir: Path, first: Path, tm
     assert lines(tmp_path / "run")[0]["loss"] < lines(tmp_path / "other")[0]["loss"]
     with pytest.raises(InputError, match="other options"):
         train(egs_dir, tmp_path / "other", options)
+
+
+def test_a_run_on_dev_too_has_no_held_out_loss_and_keeps_the_best_epoch_of_training(
+    egs_dir: Path, first: Path, tmp_path: Path
+) -> None:
+    options = replace(OPTIONS, init=str(first), with_dev=True, epochs=3)
+    train(egs_dir, tmp_path, options)
+    epochs = [line for line in lines(tmp_path) if "train_loss" in line]
+    losses = [line["train_loss"] for line in epochs]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert not any(name.startswith("heldout") for record in (*epochs, summary) for name in record)
+    frames = EgsSet(egs_dir, "train").frames + EgsSet(egs_dir, "dev").frames
+    setup = RunSetup(egs_dir, tmp_path / "a", options, lambda *_: pytest.fail("no learner is needed"))
+    assert setup.plan(0).num_frames == frames
+    model, info = load_acoustic_model(tmp_path / "best.pt")
+    assert info["epoch"] == 1 + losses.index(min(losses)) and info["heldout_loss"] is None
+    start = load_acoustic_model(first)[0].state_dict()
+    assert any(not torch.equal(weight, start[name]) for name, weight in model.state_dict().items())
+    assert OPTIONS.fingerprint() != options.fingerprint()
 
 
 def test_a_model_that_does_not_fit_is_refused(egs_dir: Path, first: Path, tmp_path: Path) -> None:
