@@ -114,7 +114,8 @@ def final_config(cfg: DictConfig) -> DictConfig:
     """
     section = final_section(cfg)
     schedule = for_batch(values(cfg.schedule), cfg.train.batch_size, cfg.train.optimizer.kind)
-    train = {"epochs": section.epochs, "init": str(run_dir(cfg) / "best.pt"), "with_dev": True}
+    epochs = section.mmi_epochs if cfg.train.get("mmi") else section.epochs
+    train = {"epochs": epochs, "init": str(run_dir(cfg) / "best.pt"), "with_dev": True}
     current = cfg.copy()
     OmegaConf.update(current, "run", final_run(cfg, cfg.run))
     OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
