@@ -230,7 +230,8 @@ def warn_of_slow_search(job: Job, results: Sequence[Decoded]) -> None:
         return
     info = load_network(job.network)[1]
     loss, guessing = info.get("heldout_loss"), math.log(info["num_pdfs"])
-    frame_loss = loss is not None and "-mmi" not in job.network.parent.name
+    by_paths = info.get("chain") or info.get("ctc") or "-mmi" in job.network.parent.name
+    frame_loss = loss is not None and not by_paths
     quality = f" (held-out loss {loss:.2f}; equal scores for all senones have {guessing:.2f})" if frame_loss else ""
     log.warning(
         "%s: the search expands %.0f tokens in a frame of the first utterances, where 200 to 2000 are usual, so that "

@@ -66,6 +66,12 @@ def read_settings(folder: Path, seed: int | None) -> RunSettings:
         raise InputError(f"{folder}: {CONFIG} or {DONE} {explain(error)}; {REMEDY}") from error
 
 
+def is_trained_on_dev(folder: Path) -> bool:
+    """Returns whether config.yaml of a run says so. Raises InputError if it cannot be read."""
+    path = folder / CONFIG
+    return path.exists() and bool(flatten(read_record(path, yaml.safe_load, REMEDY)).get("train.with_dev"))
+
+
 def _settings(
     folder: Path, config: Mapping[str, Any] | None, done: Mapping[str, Any], seed: int | None
 ) -> RunSettings:  # fmt: skip

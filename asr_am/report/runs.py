@@ -15,7 +15,7 @@ from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
 from asr_am.report.formatting import describe_faults
 from asr_am.report.results import corpus_of, explain, folders, mean, read_record, without_seed
-from asr_am.report.run_settings import RunSettings, Settings, read_settings
+from asr_am.report.run_settings import RunSettings, Settings, is_trained_on_dev, read_settings
 
 log = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -185,17 +185,22 @@ def _with_options(runs: Sequence[TrainingRun]) -> list[TrainingRun]:
 
 
 def read_training_runs(corpus_dir: Path) -> list[TrainingRun]:
-    """Reads every train/<run> with held-out losses, sorted by name. Skips those without summary.json, in their first
-    epoch.
+    """Reads every train/<run>, sorted by name, but those of `trained_on_dev`.
+
+    Skips runs still in their first epoch, without summary.json.
     """
-    runs = []
+    runs, on_dev = [], trained_on_dev(corpus_dir)
     for folder in folders(corpus_dir / "train"):
         if not (folder / "summary.json").exists():
             log.warning("%s: no summary.json yet; left out of the report", folder)
-            continue
-        if "heldout_loss" in read_record(folder / "summary.json"):  # else it was trained on dev, too
+        elif folder.name not in on_dev:
             runs.append(read_training_run(folder))
     return runs
+
+
+def trained_on_dev(corpus_dir: Path) -> list[str]:
+    """Returns the names of the runs that were trained on dev, too, and have no held-out loss (`train.with_dev`)."""
+    return [folder.name for folder in folders(corpus_dir / "train") if is_trained_on_dev(folder)]
 
 
 def read_training_run(folder: Path) -> TrainingRun:

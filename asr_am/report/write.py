@@ -20,7 +20,7 @@ from asr_am.report.rescored import rescored_sections
 from asr_am.report.results import Family, SystemScore, group_by_seed, read_coverage, read_language_models, read_scores
 from asr_am.report.run_labels import system_names
 from asr_am.report.run_settings import describe
-from asr_am.report.runs import TrainingRun, group_runs, read_training_runs
+from asr_am.report.runs import TrainingRun, group_runs, read_training_runs, trained_on_dev
 from asr_am.report.strategies import strategy_sections
 from asr_am.score.significance import SAMPLES
 
@@ -58,7 +58,7 @@ def write_report(corpus_dir: Path, out: Path, command: str, description: str = "
             "WER in percent with its 95 % bootstrap interval. LM weight and insertion penalty are those with the "
             "lowest WER on dev.",
             tables.by_run(scores),
-            *_training_section(runs),
+            *_training_section(runs, trained_on_dev(corpus_dir)),
             *strategy_sections(runs, scores, out, "report/"),
             *rescored_sections(corpus_dir, families),
             "## Language models",
@@ -133,10 +133,15 @@ def _coverage(scored: int, left_out: dict[str, int]) -> str:
     return f"{scored:,} of {scored + lost:,} utterances; {lost:,} left out ({literal(reasons)})."
 
 
-def _training_section(runs: Sequence[TrainingRun]) -> list[str]:
+def _training_section(runs: Sequence[TrainingRun], on_dev: Sequence[str]) -> list[str]:
     if not runs:
         return []
     intro = "Held-out loss (nats per frame) and frame error rate of the best epoch, whose weights are decoded with."
     if any("-mmi" in run.name for run in runs):
         intro += " Runs with -mmi in their name have the loss of sequence training, up to a constant."
+    if on_dev:
+        intro += (
+            f" Not listed: {literal(', '.join(on_dev))}. These go on from runs of the table with dev among the "
+            "examples. They have no held-out loss, and decode test."
+        )
     return ["## Training", "![Held-out loss by epoch](report/heldout.png)", intro, tables.training(runs)]

@@ -61,6 +61,15 @@ def test_report(corpus_dir: Path) -> None:
     assert (corpus_dir / "RESULTS.md").read_text() == text
 
 
+def test_runs_that_were_trained_on_dev_are_not_listed_with_held_out_losses(corpus_dir: Path) -> None:
+    folder = write_run(corpus_dir, "blstm-final-s2", 2, [1.0])
+    (folder / "summary.json").write_text("{}")
+    (folder / "config.yaml").write_text("train: {with_dev: true}")
+    write_report(corpus_dir, corpus_dir / "report", "x")
+    text = (corpus_dir / "RESULTS.md").read_text()
+    assert "| blstm-final-s2" not in text and "Not listed: blstm-final-s2. These go on from runs of the table" in text
+
+
 def test_a_run_that_was_trained_again_after_scoring_is_told(corpus_dir: Path) -> None:
     (corpus_dir / "train/blstm-s2/.done").write_text(json.dumps({"date": "2026-01-03T10:00:00", "files": {}}))
     write_report(corpus_dir, corpus_dir / "report", "x")
