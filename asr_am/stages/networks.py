@@ -3,8 +3,8 @@
 
 Sequence training goes on from the weights of `run` with the MMI loss, as a run with -mmi in its name. The second
 network is another model on the same examples, and its name is in that of its run. Both have everything but the options
-of their sections from `run`, such as strategy, learners and launcher. The last two of these networks are trained on,
-with dev among the examples, as runs with -final in their names.
+of their sections from `run`, such as strategy, learners and launcher. Networks of cross-entropy that decoding may end
+with are trained on, with dev among the examples, as runs with -final in their names.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ def network_configs(cfg: DictConfig) -> dict[str, DictConfig]:
     found = {"train": cfg}
     if cfg.mmi.train:
         found["train mmi"] = mmi_config(cfg)
-    last = list(found)[-1:]
+    last = [] if cfg.mmi.train else ["train"]
     if cfg.second.train:
         found["train second"] = second_config(cfg)
         last.append("train second")
     if cfg.final.train:
+        if not last:
+            raise InputError(
+                "final.train=true: is for networks of cross-entropy; set mmi.train=false, or second.train=true"
+            )
         found |= {f"{name} final": final_config(found[name]) for name in last}
     return found
 
@@ -114,8 +118,7 @@ def final_config(cfg: DictConfig) -> DictConfig:
     """
     section = final_section(cfg)
     schedule = for_batch(values(cfg.schedule), cfg.train.batch_size, cfg.train.optimizer.kind)
-    epochs = section.mmi_epochs if cfg.train.get("mmi") else section.epochs
-    train = {"epochs": epochs, "init": str(run_dir(cfg) / "best.pt"), "with_dev": True}
+    train = {"epochs": section.epochs, "init": str(run_dir(cfg) / "best.pt"), "with_dev": True}
     current = cfg.copy()
     OmegaConf.update(current, "run", final_run(cfg, cfg.run))
     OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)

@@ -208,13 +208,12 @@ class FinalSection:
 
     train: bool
     epochs: int
-    mmi_epochs: int
     rate: float
     anneal: float
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        check_least(self, "final", epochs=1, mmi_epochs=1)
+        check_least(self, "final", epochs=1)
         for name in ("rate", "anneal"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"final.{name}={getattr(self, name)}: must be above 0")

@@ -122,8 +122,8 @@ def network_plans(cfg: DictConfig) -> list[SystemPlan]:
     if cfg.mmi.train:
         run, windows = mmi_run(cfg), tuple(cfg.mmi.windows)
         found.append(replace(first, name=run, model=paths.run(run), windows=windows, start=first.name))
-    if cfg.final.train:
-        found[-1] = replace(found[-1], final=paths.run(final_run(cfg, found[-1].name)))
+    elif cfg.final.train:
+        found = [replace(first, final=paths.run(final_run(cfg, cfg.run)))]
     if cfg.second.train:
         best, run, windows = found[-1].name, second_run(cfg), tuple(second_suits(cfg).windows)
         final = paths.run(final_run(cfg, run)) if cfg.final.train else None

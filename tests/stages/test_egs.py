@@ -56,26 +56,29 @@ def test_an_lm_that_knows_dev_has_a_second_graph(tmp_path: Path) -> None:
 
 def test_the_last_networks_are_trained_on_with_dev_and_decode_test() -> None:
     base = ("corpus=minicts", "systems=[sat,nnet]", "final.train=true")
-    cfg = config(*base, "mmi.train=true", "second.train=true", "schedule.base=0.002")
+    cfg = config(*base, "second.train=true", "schedule.base=0.002")
     runs = {run.out.name: run for run in train.targets(cfg)}
-    mmi, conformer = "blstm-local-b64-mmi-s1", "blstm-local-b64-conformer-s1"
-    finals = {name: f"{name.removesuffix('-s1')}-final-s1" for name in (mmi, conformer)}
-    assert list(runs) == [cfg.run, mmi, conformer, *finals.values()]
+    conformer, combined = "blstm-local-b64-conformer-s1", "blstm-local-b64-combined-s1"
+    finals = {name: f"{name.removesuffix('-s1')}-final-s1" for name in (cfg.run, conformer)}
+    assert list(runs) == [cfg.run, conformer, *finals.values()]
     paths, configs = layout(cfg), network_configs(cfg)
-    for name, network in (("mmi", mmi), ("second", conformer)):
-        before, final = configs[f"train {name}"], configs[f"train {name} final"]
+    for name, network in (("train", cfg.run), ("train second", conformer)):
+        before, final = configs[name], configs[f"{name} final"]
         assert final.train.with_dev and final.train.init == str(paths.run(network) / "best.pt")
-        assert final.train.get("mmi") == before.train.get("mmi")
-        assert final.train.epochs == (cfg.final.mmi_epochs if name == "mmi" else cfg.final.epochs)
+        assert final.train.epochs == cfg.final.epochs and final.model == before.model
         assert schedule_values(final)["base"] == pytest.approx(0.3 * schedule_values(before)["base"])
         assert (
             Path(final.train.init) in runs[finals[network]].inputs and "with_dev" not in runs[network].config["train"]
         )
     assert {plan.name: plan.final and plan.final.name for plan in plans(cfg)} == {
-        "sat": None, cfg.run: None, **finals, "blstm-local-b64-combined-s1": None,
+        "sat": None, **finals, combined: None,
     }  # fmt: skip
-    assert paths.run(finals[mmi]) in decode.decode_target(cfg, plans(cfg)[2], "kn3").inputs
-    assert plans(config(*base))[-1].final == paths.run("blstm-local-b64-final-s1")
+    assert paths.run(finals[conformer]) in decode.decode_target(cfg, plans(cfg)[2], "kn3").inputs
+    with_mmi = config(*base, "second.train=true", "mmi.train=true")
+    assert [plan.final and plan.final.name for plan in plans(with_mmi)] == [None, None, None, finals[conformer], None]
+    assert list(network_configs(with_mmi))[-2:] == ["train second", "train second final"]
+    with pytest.raises(InputError, match=r"final\.train=true: is for networks of cross-entropy"):
+        network_configs(config(*base, "mmi.train=true"))
 
 
 def test_ctc_has_states_of_phones_without_context_and_no_denominator() -> None:
