@@ -123,7 +123,8 @@ def final_config(cfg: DictConfig) -> DictConfig:
     OmegaConf.update(current, "run", final_run(cfg, cfg.run))
     OmegaConf.update(current, "train", values(cfg.train) | train, merge=False)
     base = make_schedule(**schedule).base * section.rate
-    OmegaConf.update(current, "schedule", {"base": base, "anneal_from": 1, "anneal": section.anneal}, merge=False)
+    further = {"base": base, "anneal_from": section.anneal_from, "anneal": section.anneal}
+    OmegaConf.update(current, "schedule", further, merge=False)
     return current
 
 

@@ -209,11 +209,12 @@ class FinalSection:
     train: bool
     epochs: int
     rate: float
+    anneal_from: int
     anneal: float
 
     def __post_init__(self) -> None:
         """Raises InputError if a value is out of range."""
-        check_least(self, "final", epochs=1)
+        check_least(self, "final", epochs=1, anneal_from=1)
         for name in ("rate", "anneal"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"final.{name}={getattr(self, name)}: must be above 0")

@@ -56,7 +56,7 @@ def test_an_lm_that_knows_dev_has_a_second_graph(tmp_path: Path) -> None:
 
 def test_the_last_networks_are_trained_on_with_dev_and_decode_test() -> None:
     base = ("corpus=minicts", "systems=[sat,nnet]", "final.train=true")
-    cfg = config(*base, "second.train=true", "schedule.base=0.002")
+    cfg = config(*base, "second.train=true", "schedule.base=0.002", "final.rate=0.5")
     runs = {run.out.name: run for run in train.targets(cfg)}
     conformer, combined = "blstm-local-b64-conformer-s1", "blstm-local-b64-combined-s1"
     finals = {name: f"{name.removesuffix('-s1')}-final-s1" for name in (cfg.run, conformer)}
@@ -66,7 +66,7 @@ def test_the_last_networks_are_trained_on_with_dev_and_decode_test() -> None:
         before, final = configs[name], configs[f"{name} final"]
         assert final.train.with_dev and final.train.init == str(paths.run(network) / "best.pt")
         assert final.train.epochs == cfg.final.epochs and final.model == before.model
-        assert schedule_values(final)["base"] == pytest.approx(0.3 * schedule_values(before)["base"])
+        assert schedule_values(final)["base"] == pytest.approx(0.5 * schedule_values(before)["base"])
         assert (
             Path(final.train.init) in runs[finals[network]].inputs and "with_dev" not in runs[network].config["train"]
         )
