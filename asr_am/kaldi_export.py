@@ -94,7 +94,7 @@ def export_decoding(root: Path, run: str, out: Path) -> list[Path]:
         write_lines(subset / "num_jobs", ["1"])
         if system.model is not None:
             utterances = InputReader(system.features_dir, system.feature_kind, archived.stem).utterances
-            scorer = system.source(archived.stem).load()
+            scorer = system.of(archived.stem).source(archived.stem).load()
             write_log_likelihoods(scorer, utterances, None, subset / "loglikes.scp")
     if system.model is not None:
         counts_P = load_network(system.model)[1]["pdf_counts"].numpy()

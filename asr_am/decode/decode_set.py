@@ -53,8 +53,7 @@ def reference_words(text: str, dropped: frozenset[str]) -> list[str]:
 
 def decode_sets(
     system: System, data_dir: Path, out: Path, options: DecodeOptions, *, sets: Sequence[str] = ("dev", "test"),
-    candidates: Sequence[System] = (), jobs: int = 1, dev_graph: Path | None = None,
-    rival: tuple[System, DevChoice] | None = None,
+    candidates: Sequence[System] = (), jobs: int = 1, rival: tuple[System, DevChoice] | None = None,
 ) -> System:  # fmt: skip
     """Decodes sets with the LM scale, window and network that are best on dev.
 
@@ -63,7 +62,6 @@ def decode_sets(
         sets: names of the sets, the dev set first.
         candidates: the system with other windows or networks. The one with the fewest dev errors is kept (of equals the
             first). If empty, it is `system`.
-        dev_graph: folder of the graph for the dev set, None: that of `system`.
         rival: another system and what was chosen for it. It is taken instead if it makes fewer dev errors.
 
     Returns:
@@ -74,15 +72,10 @@ def decode_sets(
     segments = decodable(system, data_dir, dev)
     # Words are read again from the shards of the best candidate: under every scale they are 0.6 GB for 5 hours of dev.
     reference = read_reference(data_dir, dev)
-
-    def decode_dev(candidate: System) -> DevChoice:
-        on_dev = replace(candidate.on_dev, graph_dir=dev_graph or candidate.graph_dir)
-        return _decode_dev(on_dev, dev, segments, reference, out, options, jobs)
-
-    choices = [decode_dev(candidate) for candidate in tried]
+    choices = [_decode_dev(candidate.on_dev, dev, segments, reference, out, options, jobs) for candidate in tried]
     if rival and rival[1].errors < min(choice.errors for choice in choices):
         tried.append(replace(rival[0], search=options.search))
-        choices.append(decode_dev(tried[-1]))
+        choices.append(_decode_dev(tried[-1].on_dev, dev, segments, reference, out, options, jobs))
     best = min(range(len(tried)), key=lambda k: choices[k].errors)
     system, choice = replace(tried[best], lm_scale=choices[best].scale), choices[best]
     on_dev = system.on_dev

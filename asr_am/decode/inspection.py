@@ -155,7 +155,7 @@ def inspect(run: Path, data_dir: Path, utterance: str) -> Inspection:
     known: list[str] = []
     for subset, segment in all_segments(data_dir):
         if segment.id == utterance:
-            return Inspection(run, System.load(run), subset, segment)
+            return Inspection(run, System.load(run).of(subset), subset, segment)
         known.append(segment.id)
     near = [name for name in known if utterance in name] or get_close_matches(utterance, known, NEAREST, 0.0)
     raise InputError(f"utterance {utterance}: not in {data_dir}; the nearest are {' '.join(near[:NEAREST])}")

@@ -16,7 +16,8 @@ from asr_am.errors import InputError
 
 FORMAT = "asr_am system 1"
 FILE = "system.json"
-PATHS = ("align_dir", "features_dir", "lang_dir", "graph_dir", "model")
+PATHS = ("align_dir", "features_dir", "lang_dir", "graph_dir", "dev_graph_dir", "model")
+OPTIONAL = ("dev_graph_dir", "model")  # of these, those that may be null
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class System:
     Attributes:
         align_dir: holds states.npz, and gmm.npz for a GMM system.
         graph_dir: holds HCLG.fst.
+        dev_graph_dir: holds the one that dev is decoded with, as the LM of the other knows dev. None: the same.
         feature_kind: the features that the acoustic model takes, e.g. "fmllr+logmel".
         model: checkpoint of a network, or None for the Gaussian mixtures of `align_dir`.
         window: how the network is applied (ignored for mixtures).
@@ -38,6 +40,7 @@ class System:
     lang_dir: Path
     graph_dir: Path
     feature_kind: str
+    dev_graph_dir: Path | None = None
     model: Path | None = None
     window: Window = field(default_factory=lambda: Window(0, 0))
     others: tuple[tuple[Path, Window], ...] = ()
@@ -59,9 +62,15 @@ class System:
         """All networks, each with its window."""
         return [(self.model, self.window), *self.others] if self.model else []
 
+    def of(self, subset: str) -> System:
+        """Returns the system that decodes a set."""
+        return self.on_dev if subset == "dev" else self
+
     @property
     def on_dev(self) -> System:
-        """The system to decode dev with."""
+        """The system that decodes dev: with a graph and with networks that have not seen it."""
+        if self.dev_graph_dir:
+            return replace(self, graph_dir=self.dev_graph_dir, dev_graph_dir=None).on_dev
         if not self.before_dev:
             return self
         (model, window), *others = (
@@ -104,8 +113,8 @@ class System:
             if value.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             for name in PATHS:
-                optional = name == "model" and value[name] is None
-                value[name] = None if optional else Path(os.path.normpath(folder / value[name]))
+                missing = name in OPTIONAL and value.get(name) is None
+                value[name] = None if missing else Path(os.path.normpath(folder / value[name]))
             value |= {"window": Window.parse(value["window"]), "search": SearchOptions(**value["search"])}
             value |= {"lm_scale": LmScale(**value.pop("weights"))}
             others = [(os.path.normpath(folder / path), window) for path, window in value.get("others", ())]

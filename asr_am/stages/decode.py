@@ -141,6 +141,7 @@ def decode(
             align_dir, features_dir=paths.features, lang_dir=paths.lang(), graph_dir=paths.graph(plan.gmm, lm),
             feature_kind=feature_kind_of(align_dir, model), model=final or model, search=search,
             before_dev=(model,) if final and model else (),
+            dev_graph_dir=paths.dev_graph(plan.gmm, lm) if paths.unseen_lm(lm) else None,
         )  # fmt: skip
         candidates = with_windows(system, plan, options)
     start = paths.decoded(f"{plan.start}_{lm}") if plan.start else None
@@ -149,7 +150,7 @@ def decode(
     how = DecodeOptions(search, tuple(scales_to_try(paths.lm(lm), grid)), options["nbest"], device)
     decode_sets(
         candidates[0], paths.data, out, how, candidates=candidates, jobs=jobs,
-        dev_graph=paths.dev_graph(plan.gmm, lm), rival=(System.load(start), DevChoice.load(start)) if start else None,
+        rival=(System.load(start), DevChoice.load(start)) if start else None,
     )  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def likelihoods(decoded: Path, device: str, out: Path) -> None:
     states = StateTable.load(system.states)
     for subset in ("dev", "test"):
         utterances = InputReader(system.features_dir, system.feature_kind, subset).utterances
-        with scores_from_gpu(system.source(subset), device) as source:
+        with scores_from_gpu(system.of(subset).source(subset), device) as source:
             write_log_likelihoods(source.load(), utterances, states, out / f"{subset}.scp")
 
 

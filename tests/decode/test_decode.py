@@ -286,9 +286,10 @@ def test_dev_is_decoded_with_another_lm_than_one_that_knows_it(system: System, t
     if not has_other:
         assert found.lm_scale == LmScale(*UNTUNED), "nothing tells"
         return
-    on_dev = replace(found, graph_dir=tmp_path / "graph/mono_given-unseen")
+    on_dev = found.of("dev")
+    assert on_dev.graph_dir == tmp_path / "graph/mono_given-unseen" and found.of("test") == found
     scales = tuple(LmScale(lm, penalty) for lm in LISTS[0] for penalty in LISTS[1])
-    for each, subset in ((on_dev, "dev"), (found, "test")):
+    for each, subset in ((on_dev, "dev"), (replace(found, dev_graph_dir=None), "test")):
         out = tmp_path / "alone" / subset
         out.mkdir()
         decode_sets(each, source / "data", out, replace(OPTIONS, grid=scales), sets=["dev", "test"])
