@@ -27,11 +27,11 @@ class System:
     Attributes:
         align_dir: holds states.npz, and gmm.npz for a GMM system.
         graph_dir: holds HCLG.fst.
-        dev_graph_dir: holds the one that dev is decoded with, as the LM of the other knows dev. None: the same.
         feature_kind: the features that the acoustic model takes, e.g. "fmllr+logmel".
         model: checkpoint of a network, or None for the Gaussian mixtures of `align_dir`.
         window: how the network is applied (ignored for mixtures).
         others: further networks for the same features and states, each with its window. Scores are the mean of all.
+        dev_graph_dir: holds the graph for dev, as the LM of the other one knows it. None: the same.
         before_dev: the networks before they were trained on dev, too, to decode dev with. Empty if they were not.
     """
 
@@ -40,13 +40,13 @@ class System:
     lang_dir: Path
     graph_dir: Path
     feature_kind: str
-    dev_graph_dir: Path | None = None
     model: Path | None = None
     window: Window = field(default_factory=lambda: Window(0, 0))
     others: tuple[tuple[Path, Window], ...] = ()
-    before_dev: tuple[Path, ...] = ()
     search: SearchOptions = field(default_factory=SearchOptions)
     lm_scale: LmScale = field(default_factory=lambda: LmScale(10.0))
+    dev_graph_dir: Path | None = None
+    before_dev: tuple[Path, ...] = ()
 
     @property
     def graph(self) -> Path:
