@@ -34,10 +34,6 @@ def network_configs(cfg: DictConfig) -> dict[str, DictConfig]:
         found["train second"] = second_config(cfg)
         last.append("train second")
     if cfg.final.train:
-        if not last:
-            raise InputError(
-                "final.train=true: is for networks of cross-entropy; set mmi.train=false, or second.train=true"
-            )
         found |= {f"{name} final": final_config(found[name]) for name in last}
     return found
 
