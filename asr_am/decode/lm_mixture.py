@@ -55,7 +55,7 @@ def fit_weight(
 ) -> tuple[dict[str, LmMixture], dict[str, Perplexities]]:
     """Returns the mixtures for dev and test with the weight that is best on dev, and the perplexities of both sets."""
     fitted, found = {}, {}
-    weight = 0.5
+    weight = mixtures["dev"].weight
     for subset in ("dev", "test"):
         mixture = mixtures[subset]
         sentences = [words for _, words in read_transcripts(data_dir, subset)]

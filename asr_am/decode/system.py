@@ -69,14 +69,12 @@ class System:
     @property
     def on_dev(self) -> System:
         """The system that decodes dev: with a graph and with networks that have not seen it."""
-        if self.dev_graph_dir:
-            return replace(self, graph_dir=self.dev_graph_dir, dev_graph_dir=None).on_dev
-        if not self.before_dev:
-            return self
-        (model, window), *others = (
-            (before, window) for before, (_, window) in zip(self.before_dev, self.networks, strict=True)
-        )
-        return replace(self, model=model, window=window, others=tuple(others), before_dev=())
+        models = self.before_dev or [model for model, _ in self.networks]
+        networks = [(model, window) for model, (_, window) in zip(models, self.networks, strict=True)]
+        return replace(
+            self, graph_dir=self.dev_graph_dir or self.graph_dir, model=networks[0][0] if networks else None,
+            others=tuple(networks[1:]), dev_graph_dir=None, before_dev=(),
+        )  # fmt: skip
 
     @property
     def states(self) -> Path:

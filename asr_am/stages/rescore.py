@@ -14,7 +14,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.errors import InputError
-from asr_am.lang.lang_dir import UNSEEN
 from asr_am.options import build
 from asr_am.stages.app import stage
 from asr_am.stages.layout import Layout, layout
@@ -100,10 +99,10 @@ def rescore(
     from asr_am.decode.lm_rescore import rescore as rescore_run
 
     how = LatticeOptions(**options["lattice"])
-    grid, unseen = scales_to_try(arpa, options["grid"]), arpa / UNSEEN
+    grid, unseen = scales_to_try(arpa, options["grid"]), paths.unseen_lm(arpa.name)
     rescore_run(
         decoded, paths.data, arpa / "lm.arpa", recurrent / "best.pt", out, grid=grid, how=how, jobs=jobs,
-        device=device, dev_arpa=unseen / "lm.arpa" if unseen.is_dir() else None,
+        device=device, dev_arpa=unseen / "lm.arpa" if unseen else None,
     )  # fmt: skip
 
 

@@ -303,9 +303,9 @@ def warn_if_crowded(config: TrainConfig) -> None:
 
 
 def best_loss(cfg: DictConfig) -> float:
-    """Returns the lowest held-out loss of the finished run, for a sweep that searches."""
+    """Returns the lowest held-out loss of the finished run, for a sweep that searches. With dev, of training."""
     summary = json.loads((run_dir(cfg) / "summary.json").read_text(encoding="utf-8"))
-    return float(min(summary["heldout_loss"]))
+    return float(min(summary.get("heldout_loss") or summary["train_loss"]))
 
 
 def sweep_table(jobs: Sequence[DictConfig]) -> str:

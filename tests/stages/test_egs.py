@@ -67,9 +67,8 @@ def test_the_last_networks_are_trained_on_with_dev_and_decode_test() -> None:
         assert final.train.with_dev and final.train.init == str(paths.run(network) / "best.pt")
         assert final.train.epochs == cfg.final.epochs and final.model == before.model
         assert schedule_values(final)["base"] == pytest.approx(0.5 * schedule_values(before)["base"])
-        assert (
-            Path(final.train.init) in runs[finals[network]].inputs and "with_dev" not in runs[network].config["train"]
-        )
+        assert Path(final.train.init) in runs[finals[network]].inputs
+        assert "with_dev" not in runs[network].config["train"]
     assert {plan.name: plan.final and plan.final.name for plan in plans(cfg)} == {
         "sat": None, **finals, combined: None,
     }  # fmt: skip
