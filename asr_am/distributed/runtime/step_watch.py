@@ -37,10 +37,12 @@ class StepWatch:
             clock, waited = self._wait_monitor.clock, self._wait_monitor.waiting_seconds
             self._begin = begin = clock.now()
             try:
-                return gradient(on_bucket)
+                result = gradient(on_bucket)
             finally:
                 self._begin = None
+            if result is not None and result.lease.batch is not None:  # else it tells nothing of the next batch
                 self._seconds.append(clock.now() - begin - (self._wait_monitor.waiting_seconds - waited))
+            return result
 
         return watched
 
