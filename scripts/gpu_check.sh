@@ -19,4 +19,4 @@ out=(--out "exp/gpu_check-$(date +%Y%m%d-%H%M%S)")
 case " $* " in *" --out "*) out=() ;; esac
 "$python" scripts/gpu_check/wheels.py install "$wheels" "$scratch/packages"
 export PYTORCH_NVML_BASED_CUDA_CHECK=1     # CUDA starts in the sections' processes, and not before they are forked
-PYTHONPATH=$scratch/packages:. "$python" -m scripts.gpu_check "${out[@]}" "$@"
+PYTHONPATH=$scratch/packages:.${PYTHONPATH:+:$PYTHONPATH} "$python" -m scripts.gpu_check "${out[@]}" "$@"

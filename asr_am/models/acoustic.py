@@ -83,6 +83,8 @@ class AcousticModel(nn.Module):
 
     Attributes:
         subsampling: Frames per output, n.
+        cuda_graph: Whether a GPU may compute gradients by a CUDA graph: nothing waits for the GPU, and `lengths_B` may
+            be on it.
         options: Options that have made the model.
         inputs: Dimension of the features, F.
         outputs: Number of pdfs, P.
@@ -93,6 +95,7 @@ class AcousticModel(nn.Module):
     """
 
     subsampling = 1
+    cuda_graph = False
     options: ModelOptions
     mean_F: Tensor
     scale_F: Tensor

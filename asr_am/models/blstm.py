@@ -46,6 +46,8 @@ class BlstmOptions(ModelOptions):
 class Blstm(AcousticModel):
     """Stack of layers x (BiLSTM, dropout), a linear projection and a linear output."""
 
+    cuda_graph = True
+
     def __init__(self, options: BlstmOptions, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
         self.options = options

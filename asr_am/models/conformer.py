@@ -69,6 +69,8 @@ class ConformerOptions(ModelOptions):
 class Conformer(AcousticModel):
     """A linear layer to the width, layers x `ConformerLayer` and a linear output."""
 
+    cuda_graph = True
+
     options: ConformerOptions
 
     def __init__(self, options: ConformerOptions, inputs: int, outputs: int) -> None:

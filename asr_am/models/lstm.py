@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.models.acoustic import AcousticModel, ModelOptions, check_dropout
-from asr_am.models.lstm_layers import reset_lstm, run_lstm
+from asr_am.models.lstm_layers import cudnn_lstm, reset_lstm, run_lstm
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Lstm(AcousticModel):
     better.
     """
 
+    cuda_graph = True
+
     options: LstmOptions
 
     def __init__(self, options: LstmOptions, inputs: int, outputs: int) -> None:
@@ -69,7 +71,11 @@ class Lstm(AcousticModel):
         h_TBF = self.normalise(self._extend(x_BTF, lengths_B)).transpose(0, 1)
         for layer in self.layers:
             assert isinstance(layer, nn.LSTM)
-            h_TBF = self.dropout(run_lstm(h_TBF, layer.all_weights[0], dtype, self.training))
+            if h_TBF.device.type == "cpu":
+                h_TBF = run_lstm(h_TBF, layer.all_weights[0], dtype, self.training)
+            else:
+                h_TBF = cudnn_lstm(h_TBF, layer.all_weights, dtype, self.training)
+            h_TBF = self.dropout(h_TBF)
         return h_TBF[self.options.lookahead :].transpose(0, 1)
 
     def _extend(self, x_BTF: Tensor, lengths_B: Tensor | None) -> Tensor:

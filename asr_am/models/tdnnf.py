@@ -79,6 +79,8 @@ class Tdnnf(AcousticModel):
     With subsampling, every third frame goes on from the layer over one, and the far layers take neighbours of these.
     """
 
+    cuda_graph = True
+
     options: TdnnfOptions
 
     def __init__(self, options: TdnnfOptions, inputs: int, outputs: int) -> None:

@@ -1,14 +1,16 @@
 """Output layer and cross-entropy in one: loss, correct frames and all gradients, a part of the frames at a time.
 
 With 32,000 pdfs the logits of a batch of 2,560 chunks are 7 GB. Here only those of one part exist at a time. A part is
-large enough for fast matrix products. On a CPU its softmax is computed a few frames at a time, in the caches. Gradients
-are computed with the loss, so logits are neither kept nor computed twice.
+large enough for fast matrix products. On a CPU its softmax is computed a few frames at a time, in the caches. For a GPU
+it is compiled into one kernel. Gradients are computed with the loss, so logits are neither kept nor computed twice.
 
 Shapes: B chunks, T frames, K outputs of the model, F features, N = B x T frames, H inputs of the output layer, P pdfs.
 """
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,8 +20,11 @@ from torch.nn import functional
 from asr_am.egs.loader import IGNORE
 from asr_am.models.acoustic import AcousticModel, subsample
 
+log = logging.getLogger(__name__)
+
 CPU_PART, GPU_PART = 2**24, 2**28  # logits of a part: 64 MB and 1 GB in float32
 CACHED = 2**19  # logits that a CPU's caches hold
+COMPILED = 2**24  # logits of a batch from which the seconds of compiling are worth it
 
 
 def batch_loss(
@@ -94,6 +99,7 @@ class _FrameLoss(torch.autograd.Function):
         loss, correct = h_NH.new_zeros((), dtype=torch.float32), h_NH.new_zeros((), dtype=torch.float32)
         on_cpu = h_NH.device.type == "cpu"
         frames = max((CPU_PART if on_cpu else GPU_PART) // len(W), 1)
+        softmax = _softmax if on_cpu or len(h_NH) * len(W) < COMPILED else _compiled_softmax()
         if needs_gradient:
             dh_NH, dW_PH, db_P = torch.empty_like(h_NH), torch.zeros_like(W_PH), torch.zeros_like(b_P)
             ctx.save_for_backward(dh_NH, dW_PH, db_P)
@@ -102,7 +108,7 @@ class _FrameLoss(torch.autograd.Function):
             z = functional.linear(h, W, b)
             rows = max(CACHED // len(W), 1) if on_cpu else len(z)
             for part in zip(z.split(rows), y.split(rows), weight.split(rows), strict=True):
-                loss_rows, correct_rows = _softmax(*part, smoothing, needs_gradient)
+                loss_rows, correct_rows = softmax(*part, smoothing, needs_gradient)
                 loss += loss_rows
                 correct += correct_rows
             if needs_gradient:  # z is the gradient of the logits now
@@ -138,6 +144,52 @@ def _softmax(
         p_NP *= weight_N[:, None]
         z_NP.copy_(p_NP)
     return ((normaliser_N1 - wanted_N1)[:, 0] * weight_N).sum(), ((best_N == y_N) * weight_N).sum()
+
+
+def _softmax_in_one(
+    z_NP: Tensor, y_N: Tensor, weight_N: Tensor, smoothing: float, needs_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Does what `_softmax` does, by operations that become one kernel of a GPU."""
+    logits_NP = z_NP.float()
+    best_N1, best_pdf_N = logits_NP.amax(1, keepdim=True), logits_NP.argmax(1)
+    target_NP = torch.arange(z_NP.shape[1], device=z_NP.device) == y_N[:, None]
+    odds_NP = (logits_NP - best_N1).exp()
+    sum_N1 = odds_NP.sum(1, keepdim=True)
+    wanted_N = torch.where(target_NP, logits_NP, 0.0).sum(1)
+    if smoothing:
+        wanted_N = (1 - smoothing) * wanted_N + smoothing * logits_NP.mean(1)
+    if needs_gradient:
+        wanted_NP = (1 - smoothing) * target_NP + smoothing / z_NP.shape[1]
+        z_NP.copy_((odds_NP / sum_N1 - wanted_NP) * weight_N[:, None])
+    loss_N = sum_N1.log()[:, 0] + best_N1[:, 0] - wanted_N
+    return (loss_N * weight_N).sum(), ((best_pdf_N == y_N) * weight_N).sum()
+
+
+class _CompiledSoftmax:
+    """`_softmax_in_one`, compiled for any number of frames, or `_softmax` where torch cannot compile."""
+
+    def __init__(self) -> None:
+        # one thread: processes that compile would each load torch
+        self._compiled = torch.compile(_softmax_in_one, options={"compile_threads": 1})
+        self._works = True
+
+    def __call__(
+        self, z_NP: Tensor, y_N: Tensor, weight_N: Tensor, smoothing: float, needs_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        if self._works:
+            for tensor in (z_NP, y_N, weight_N):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            try:
+                result: tuple[Tensor, Tensor] = self._compiled(z_NP, y_N, weight_N, smoothing, needs_gradient)
+                return result
+            except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+                self._works = False
+                reason = str(error).strip().split("\n")[0]
+                log.warning("torch.compile fails (%s): output layer and loss take twice as long on this GPU", reason)
+        return _softmax(z_NP, y_N, weight_N, smoothing, needs_gradient)
+
+
+_compiled_softmax = cache(_CompiledSoftmax)
 
 
 def _argmax(x_NP: Tensor) -> Tensor:

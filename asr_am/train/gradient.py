@@ -5,9 +5,10 @@ Shapes: B chunks, T frames, F features, N parameters.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,11 +19,14 @@ from asr_am.distributed.optimizer import Optimizer
 from asr_am.egs.loader import Batch, Loader
 from asr_am.egs.stateless_rng import seed_of
 from asr_am.models.acoustic import AcousticModel
+from asr_am.train.cuda_graph import GraphedGradient
 from asr_am.train.frame_loss import batch_loss
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainable import Batch as AnyBatch
 from asr_am.train.trainable import LearnerState, Plan, running_statistics
+
+log = logging.getLogger(__name__)
 
 BatchLoss = Callable[[AcousticModel, Tensor, Tensor | None, Tensor, torch.dtype], tuple[Tensor, Tensor]]
 """Loss and number of correct frames, both summed over frames (`frame_loss.batch_loss`, `mmi_loss.MmiLoss`)."""
@@ -61,6 +65,8 @@ class ModelState:
         options: options of the run.
         device: where the model is.
         loss: the loss of a batch.
+        makes_graph: whether a GPU computes batches of the usual size by a CUDA graph, if it can.
+        graph: that graph, from the first such batch on.
     """
 
     model: AcousticModel
@@ -70,22 +76,54 @@ class ModelState:
     options: TrainOptions
     device: torch.device
     loss: BatchLoss = batch_loss
+    makes_graph: bool = True
+    graph: GraphedGradient | None = field(default=None, init=False)
 
     def backward(self, batch: Batch, loss_denominator: float, on_bucket: BucketHook | None) -> tuple[Tensor, Tensor]:
         """See `LearnerState.backward`. Computes the batch in `options.accumulation` parts."""
+        if replayed := self._replay(batch, loss_denominator):
+            self.params.notify_all_buckets(on_bucket)
+            return replayed
         self.params.g.zero_()
         loss_sum, correct = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        dtype = matrix_dtype(self.options)
         size = -(-len(batch.lengths_B) // self.options.accumulation)
         parts = list(zip(*(t.split(size) for t in (batch.x_BTF, batch.targets_BT, batch.lengths_B)), strict=True))
         for k, (x_BTF, targets_BT, lengths_B) in enumerate(parts):
             x_BTF, targets_BT = (to_device(t, self.device) for t in (x_BTF, targets_BT))
-            part_loss, part_correct = self.loss(self.model, x_BTF, lengths_B, targets_BT, dtype)
+            part_loss, part_correct = self._batch_loss(x_BTF, targets_BT, lengths_B)
             with self.params.notify_buckets(on_bucket if k == len(parts) - 1 else None):
                 (part_loss / loss_denominator).backward()
             loss_sum += part_loss.detach()
             correct += part_correct
         return loss_sum, correct
+
+    def _batch_loss(self, x_BTF: Tensor, targets_BT: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+        return self.loss(self.model, x_BTF, lengths_B, targets_BT, matrix_dtype(self.options))
+
+    def _replay(self, batch: Batch, loss_denominator: float) -> tuple[Tensor, Tensor] | None:
+        """Computes a batch of the usual size by a CUDA graph. Returns None for others, and where there is no graph."""
+        if self.device.type != "cuda" or self.options.accumulation > 1 or len(batch) < self.loader.batch_size:
+            return None
+        inputs = batch.x_BTF, batch.targets_BT, batch.lengths_B, torch.tensor(loss_denominator)
+        if self.makes_graph:
+            self.makes_graph = False
+            on_gpu = [x.to(self.device) for x in inputs]
+            try:
+                self.graph = GraphedGradient(self._zero_and_add, on_gpu, running_statistics(self.model))
+            except RuntimeError as error:
+                reason = str(error).split("\n")[0]
+                log.info("no CUDA graph of this training (%s): its kernels are launched one by one", reason)
+        if self.graph is None or not self.graph.fits(*inputs):
+            return None
+        return self.graph(*(x if x.is_cuda else x.pin_memory() for x in inputs))
+
+    def _zero_and_add(
+        self, x_BTF: Tensor, targets_BT: Tensor, lengths_B: Tensor, denominator: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self.params.g.zero_()
+        loss, correct = self._batch_loss(x_BTF, targets_BT, lengths_B)
+        (loss / denominator).backward()
+        return loss.detach(), correct.float()
 
 
 class GradientComputer:

@@ -87,7 +87,12 @@ class PathSums:
         return total, probability_TPB.permute(2, 0, 1)
 
     def _reused(self, name: str, *shape: int) -> Tensor:
-        """Returns memory of an earlier call. New memory from the system for each batch takes longer than the sums."""
+        """Returns memory of an earlier call. New memory from the system for each batch takes longer than the sums.
+
+        A GPU's memory does not come from the system for each batch, and a CUDA graph must not lose it.
+        """
+        if self._pdf_S.is_cuda:
+            return torch.empty(shape, device=self._pdf_S.device)
         kept = self._memory.get(name)
         if kept is None or kept.shape != shape:
             kept = self._memory[name] = torch.empty(shape, device=self._pdf_S.device)

@@ -20,18 +20,21 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  optimizers import it: once here, and not in each process
 
-from scripts.gpu_check import decoding, kernels, loading, speed, strategies, training, versions
+from scripts.gpu_check import decoding, graphs, kernels, loading, messages, speed, strategies, training, versions
 from scripts.gpu_check.check import FORK, Check
 
 SECTIONS: dict[str, tuple[Callable[[Check], None], int]] = {  # seconds, 530 in all
-    "versions": (versions.section, 50),
-    "kernels": (kernels.section, 60),
-    "training": (training.section, 70),
+    "versions": (versions.section, 30),
+    "kernels": (kernels.section, 45),
+    "graphs": (graphs.section, 45),
+    "training": (training.section, 45),
     "virtual": (strategies.virtual, 70),
-    "processes": (strategies.processes, 120),
-    "speed": (speed.section, 80),
-    "loading": (loading.section, 50),
-    "decoding": (decoding.section, 30),
+    "processes": (strategies.processes, 110),
+    "mpi": (strategies.mpi, 60),
+    "messages": (messages.section, 20),
+    "speed": (speed.section, 45),
+    "loading": (loading.section, 35),
+    "decoding": (decoding.section, 25),
 }
 WIDTH = 118
 

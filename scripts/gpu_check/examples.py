@@ -6,20 +6,26 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy import sparse
 
 from asr_am.distributed.cluster_config import Cluster
 from asr_am.distributed.optimizer import OptimizerOptions
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.diloco import Diloco
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
 from asr_am.distributed.strategies.hybrid import Hybrid
+from asr_am.distributed.strategies.powersgd import Powersgd
 from asr_am.distributed.strategies.ps_async import PsAsync
 from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.psp import Psp
+from asr_am.distributed.strategies.slowmo import Slowmo
 from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategies.topk import Topk
 from asr_am.egs.store import EgsInfo, Index, crc32_of
+from asr_am.hmm.denominator import DenominatorGraph
 from asr_am.models.blstm import BlstmOptions
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Anneal
@@ -31,7 +37,10 @@ STRATEGIES: dict[str, StrategyFactory] = {
     "sync": Sync, "hybrid": Hybrid, "dpsgd": Dpsgd, "adpsgd": Adpsgd, "gtc": partial(Gtc, density=0.1),
     "bmuf": partial(Bmuf, block_size=3), "htm": partial(Htm, group_size=2, block_size=3, density=0.1),
     "ps_sync": partial(PsSync, servers=2), "ps_async": partial(PsAsync, servers=2), "psp": partial(Psp, servers=2),
+    "diloco": partial(Diloco, block_size=3), "slowmo": partial(Slowmo, block_size=3),
+    "powersgd": partial(Powersgd, rank=2), "topk": partial(Topk, density=0.1),
 }  # fmt: skip
+ASYNCHRONOUS = ("adpsgd", "ps_sync", "ps_async", "psp")
 EPOCHS, PDFS = 2, 20  # of short runs
 
 
@@ -63,11 +72,26 @@ def small_examples(check: Check) -> Path:
     return write_examples(check.folder / "egs", utterances=8 if check.small else 64, dim=12, pdfs=PDFS, frames=200)
 
 
+def random_graph(pdfs: int, states: int) -> DenominatorGraph:
+    """Returns a graph whose states follow each other at random. Half of the time they stay."""
+    rng = np.random.default_rng(0)
+    target_SN = rng.integers(0, states, (states, 8))
+    rows_SN = np.arange(states)[:, None].repeat(8, 1)
+    share_SN = rng.random((states, 8)) + 0.1
+    arcs = (share_SN.ravel(), (rows_SN.ravel(), target_SN.ravel()))
+    go_on_SS = sparse.csr_array(sparse.coo_array(arcs, (states, states)))
+    arcs_SS = sparse.csr_array(go_on_SS + sparse.diags_array(np.full(states, 4.0)))
+    arcs_SS = sparse.csr_array(sparse.diags_array(1 / arcs_SS.sum(1)) @ arcs_SS).astype(np.float32)
+    pdf_S = rng.permutation(np.arange(states) % pdfs).astype(np.int32)
+    return DenominatorGraph(arcs_SS, pdf_S, np.full(states, 1 / states, np.float32), pdfs)
+
+
 def small_options(check: Check, **changes: object) -> TrainOptions:
     """Returns the options of a short run."""
     values = {
         "epochs": EPOCHS, "batch_size": 16, "model": BlstmOptions(1, 16, 12, dropout=0.1), "checkpoint_every": 4,
-        "schedule": Anneal(base=0.05), "optimizer": OptimizerOptions("adam", clip_norm=5.0), "report_every": 2,
+        "schedule": Anneal(base=0.05 if check.small else 0.01),
+        "optimizer": OptimizerOptions("adam", clip_norm=5.0), "report_every": 2,
         "random_offset": True, "device": check.device, "threads": 1,
     }  # fmt: skip
     return TrainOptions(**(values | changes))  # type: ignore[arg-type]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,8 +19,13 @@ from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.models.conformer import Conformer, ConformerOptions
 from asr_am.models.lstm import Lstm, LstmOptions
 from asr_am.models.tdnnf import Tdnnf, TdnnfOptions
+from asr_am.train.chain_loss import ChainLoss, ChainOptions, add_xent
+from asr_am.train.ctc_loss import CtcLoss, CtcOptions
 from asr_am.train.frame_loss import batch_loss, frame_loss
+from asr_am.train.gradient import BatchLoss
+from asr_am.train.mmi_loss import MmiLoss, MmiOptions
 from scripts.gpu_check.check import Check
+from scripts.gpu_check.examples import random_graph
 
 LIMIT = {torch.float32: 3e-3, torch.bfloat16: 3e-2}  # relative to the norm. TF32 has ten bits, bfloat16 seven
 
@@ -39,6 +46,8 @@ def section(check: Check) -> None:
     network(check, "TDNN-F", tdnnf, torch.float32, frames, batch)
     for dtype in LIMIT:
         output_layer(check, dtype)
+    for name in ("MMI", "chain", "CTC"):
+        sequence_loss(check, name)
     for kind in ("sgd", "nesterov", "adam"):
         optimizer(check, kind)
     compression(check)
@@ -73,6 +82,43 @@ def network(check: Check, name: str, model: AcousticModel, dtype: torch.dtype, f
     check.row(
         f"{name}, {dtype}"[:34].replace("torch.", ""), found < LIMIT[dtype], f"relative error {found:.1e}", error=found
     )
+
+
+def sequence_loss(check: Check, name: str) -> None:
+    """Compares loss and gradient of a loss over paths with those on the CPU in float32."""
+    pdfs, frames, batch = (20, 12, 4) if check.small else (600, 150, 32)
+    graph = random_graph(pdfs, 5 * pdfs)
+    tdnnf = TdnnfOptions(2, 1, 64, 16, 64, subsampling=1 if name == "MMI" else 3)
+    model = tdnnf.make(40, pdfs)
+    if name != "MMI":
+        add_xent(model)
+    x_BTF = torch.randn(batch, frames, 40)
+    y_BT = torch.randint(0, pdfs, (batch, frames // 3)).repeat_interleave(3, 1)
+    lengths_B = torch.randint(frames // 2, frames + 1, (batch,))
+    lengths_B[0] = frames
+    y_BT[torch.arange(frames) >= lengths_B[:, None]] = IGNORE
+    results = []
+    for device in (check.device, "cpu"):
+        own, where = deepcopy(model).to(device), torch.device(device)
+        params = FlatParams(own)
+        losses: dict[str, Callable[[], BatchLoss]] = {
+            "MMI": lambda where=where: MmiLoss(graph, np.zeros(pdfs, np.float32), MmiOptions(), where),
+            "chain": lambda where=where: ChainLoss(graph, ChainOptions(), where),
+            "CTC": lambda: CtcLoss(pdfs, CtcOptions()),
+        }
+        compute = losses[name]()
+        loss, _ = compute(own, x_BTF.to(device), lengths_B, y_BT.to(device), torch.float32)
+        loss.backward()
+        results.append((loss, params.g))
+        if device == check.device:
+            again = params.g.clone()
+            params.g.zero_()
+            compute(own, x_BTF.to(device), lengths_B, y_BT.to(device), torch.float32)[0].backward()
+            same = torch.equal(params.g, again)
+    (loss, g), (exact, exact_g) = results
+    found = max(error(loss, exact.detach().double()), error(g, exact_g.detach().double()))
+    check.row(f"{name} loss, float32", found < LIMIT[torch.float32], f"relative error {found:.1e}", error=found)
+    check.row(f"{name} loss, repeated", same, "same bits" if same else "other bits")
 
 
 def output_layer(check: Check, dtype: torch.dtype) -> None:

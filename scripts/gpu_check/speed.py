@@ -10,15 +10,21 @@ import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.egs.loader import Batch
 from asr_am.models.blstm import Blstm, BlstmOptions
-from asr_am.train.frame_loss import batch_loss, frame_loss
+from asr_am.train.frame_loss import frame_loss
+from asr_am.train.gradient import ModelState
+from asr_am.train.train_options import TrainOptions
 from scripts.bench.train import CHUNK, SIZES, Plain, operations_per_frame
 from scripts.gpu_check.check import Check
 from scripts.gpu_check.versions import seconds
@@ -52,13 +58,15 @@ def section(check: Check) -> None:
     found = {}
     for batch in batches:
         chunks = Chunks.random(check, batch, shape[2], shape[3])
-        found[batch] = rate = measure(check, our_step(check, shape, chunks, torch.bfloat16), chunks)
+        found[batch] = rate = measure(check, our_step(check, shape, chunks, "bfloat16"), chunks)
+        alone = measure(check, our_step(check, shape, chunks, "bfloat16", graph=False), chunks)
         share = rate * operations_per_frame(*shape) / 1e12
         check.row(
             f"ours, bfloat16, {batch} chunks",
             None,
-            f"{rate:,.0f} frames/s, {share:.3g} TFLOP/s{memory(check)}",
+            f"{rate:,.0f} frames/s, {share:.3g} TFLOP/s, by kernels {alone:,.0f}{memory(check)}",
             rate=rate,
+            by_kernels=alone,
         )
     phases(check, shape, chunks)
     plain = {}
@@ -68,7 +76,7 @@ def section(check: Check) -> None:
             f"plain, {name}, {batch} chunks", None, f"{plain[name]:,.0f} frames/s{memory(check)}", rate=plain[name]
         )
     torch.backends.cuda.matmul.allow_tf32 = True
-    rate = measure(check, our_step(check, shape, chunks, torch.float32), chunks)
+    rate = measure(check, our_step(check, shape, chunks, "float32"), chunks)
     check.row(f"ours, TF32, {batch} chunks", None, f"{rate:,.0f} frames/s{memory(check)}", rate=rate)
     limits = check.device == "cuda" and not check.small
     best, ratio = found[batch], found[batch] / plain["TF32"]
@@ -77,18 +85,25 @@ def section(check: Check) -> None:
 
 
 Shape = tuple[int, int, int, int]  # layers, cells, inputs, outputs
+Precision = Literal["float32", "bfloat16"]
 
 
-def our_step(check: Check, shape: Shape, chunks: Chunks, dtype: torch.dtype) -> Callable[[], None]:
-    model = Blstm(BlstmOptions(shape[0], shape[1], 256), shape[2], shape[3]).to(check.device)
+def our_step(
+    check: Check, shape: Shape, chunks: Chunks, precision: Precision, graph: bool = True
+) -> Callable[[], None]:
+    """Returns a step of training: gradient and update."""
+    inputs, outputs = shape[2:]
+    options = TrainOptions(model=BlstmOptions(shape[0], shape[1], 256), precision=precision, device=check.device)
+    model = options.model.make(inputs, outputs).to(check.device)
     params = FlatParams(model)
     optimizer = Optimizer(params, OptimizerOptions())
     optimizer.lr = 0.01
+    loader: Any = SimpleNamespace(batch_size=len(chunks.lengths_B))
+    state = ModelState(model, params, optimizer, loader, options, torch.device(check.device), makes_graph=graph)
+    batch = Batch(0, chunks.x_BTF, chunks.targets_BT, chunks.lengths_B, np.zeros(len(chunks.lengths_B), np.int64))
 
     def step() -> None:
-        params.g.zero_()
-        loss, _ = batch_loss(model, chunks.x_BTF, chunks.lengths_B, chunks.targets_BT, dtype)
-        (loss / chunks.frames).backward()
+        state.backward(batch, chunks.frames, None)
         optimizer.step()
 
     return step

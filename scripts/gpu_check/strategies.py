@@ -1,9 +1,12 @@
-"""Sections `virtual` and `processes`: every strategy with four learners, on the virtual cluster and on one GPU."""
+"""Sections `virtual`, `processes` and `mpi`: every strategy, with four virtual learners and four processes on a GPU."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +17,11 @@ from asr_am.distributed.leases import LearnerLost
 from asr_am.distributed.runtime.launcher import launch
 from asr_am.train.simulate import train_virtually
 from scripts.gpu_check.check import Check
-from scripts.gpu_check.examples import EPOCHS, PDFS, STRATEGIES, cluster, small_examples, small_options
-from scripts.gpu_check.killing import KILLED
+from scripts.gpu_check.examples import ASYNCHRONOUS, EPOCHS, PDFS, STRATEGIES, cluster, small_examples, small_options
 
 LEARNERS = 4
-AT_ONCE = 3  # teams of processes
+AT_ONCE = 4  # teams of processes
 WORKLOAD = Workload("gpu_check", seconds_per_batch={"cuda": 0.1})
-LOST = 15.0  # seconds in which a team must end after one of its learners was killed
 
 
 def virtual(check: Check) -> None:
@@ -35,7 +36,7 @@ def virtual(check: Check) -> None:
 
 
 def processes(check: Check) -> None:
-    """Runs teams of processes that share the GPU. In two of them a learner is killed: one team goes on, one ends."""
+    """Runs teams of processes that share the GPU. In two of them a learner is killed and started again."""
     egs = small_examples(check)
     teams = [(name, False) for name in STRATEGIES] + [("adpsgd", True), ("sync", True)]
     if check.small:
@@ -50,28 +51,40 @@ def run_team(check: Check, egs: Path, strategy: str, killed: bool) -> None:
     learners = 2 if check.small else LEARNERS
     title = f"{strategy}, {learners} processes" + (", one killed" if killed else "")
     out = check.folder / title.replace(", ", "-").replace(" ", "-")
-    synchronous = strategy not in ("adpsgd", "ps_async", "psp")
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.gpu_check.worker",
-        check.device,
-        strategy,
-        str(egs),
-        str(out),
-        str(killed),
-    ]
-    begin, died = time.monotonic(), ""
+    command = worker(check, strategy, egs, out, killed)
+    begin, ended = time.monotonic(), "all ended well"
     try:
-        launch(command, learners, synchronous=synchronous, restart_after=0.1, env={"OMP_NUM_THREADS": "1"})
+        launch(
+            command, learners, synchronous=strategy not in ASYNCHRONOUS, together=strategy == "ps_sync",
+            restart_after=0.1, env={"OMP_NUM_THREADS": "1"}, fork=True,
+        )  # fmt: skip
     except LearnerLost as error:
-        died = str(error)
-    took = f"{time.monotonic() - begin:.0f} s"
-    if not (killed and synchronous):
-        add_losses(check, title, out, f", {took}, {died or 'all ended well'}")
+        ended = str(error)
+    add_losses(check, title, out, f", {time.monotonic() - begin:.0f} s, {ended}")
+
+
+def mpi(check: Check) -> None:
+    """Runs teams that mpirun starts, if there is one."""
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        check.row("mpirun", None, "there is none")
         return
-    waited = time.time() - (out / KILLED).stat().st_mtime if (out / KILLED).exists() else math.inf
-    check.row(title, bool(died) and waited < LOST, f"the run ended {waited:.1f} s later", seconds=waited)
+    egs, learners = small_examples(check), 2 if check.small else LEARNERS
+    environment = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    for name in ("sync",) if check.small else ("sync", "adpsgd", "bmuf"):
+        out = check.folder / name
+        command = [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(learners), *worker(check, name, egs, out)]
+        begin = time.monotonic()
+        status = subprocess.run(command, env=os.environ | environment).returncode
+        add_losses(
+            check, f"{name}, {learners} processes", out, f", {time.monotonic() - begin:.0f} s, exit status {status}"
+        )
+
+
+def worker(check: Check, strategy: str, egs: Path, out: Path, killed: bool = False) -> list[str]:
+    """Returns the command of one learner."""
+    module = [sys.executable, "-m", "scripts.gpu_check.worker"]
+    return [*module, check.device, strategy, str(egs), str(out), str(killed)]
 
 
 def add_losses(check: Check, title: str, out: Path, more: str = "") -> None:

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
 from asr_am.models.lstm import Lstm, LstmOptions
-from asr_am.models.lstm_layers import BiLSTM
+from asr_am.models.lstm_layers import BiLSTM, cudnn_lstm
 
 FRAMES, BATCH, INPUTS, CELLS = 6, 5, 4, 3
 LENGTHS = [torch.tensor([6, 2, 4, 1, 6]), torch.tensor([3, 3, 2, 1, 1]), torch.full((BATCH,), FRAMES), None]
@@ -32,7 +32,7 @@ def without_padding(y_TBK: Tensor, lengths_B: Tensor | None) -> Tensor:
 
 def gpu_lstm(layer: BiLSTM, x_TBI: Tensor, lengths_B: Tensor | None) -> Tensor:
     """Returns what a GPU would compute, on a CPU."""
-    return layer._cudnn(x_TBI, lengths_B, x_TBI.dtype)
+    return cudnn_lstm(x_TBI, layer.all_weights, x_TBI.dtype, layer.training, lengths_B)
 
 
 @pytest.mark.parametrize("implementation", [BiLSTM.__call__, gpu_lstm])
@@ -110,10 +110,18 @@ def test_bfloat16_reaches_the_kernel_of_a_gpu(lengths_B: Tensor | None) -> None:
     torch.manual_seed(3)
     layer = BiLSTM(INPUTS, CELLS)
     with LstmCalls() as calls:
-        y_TBK = layer._cudnn(torch.randn(FRAMES, BATCH, INPUTS), lengths_B, torch.bfloat16)
+        x_TBI = torch.randn(FRAMES, BATCH, INPUTS)
+        y_TBK = cudnn_lstm(x_TBI, layer.all_weights, torch.bfloat16, True, lengths_B)
     assert calls.dtypes == {torch.bfloat16}
     y_TBK.float().sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+def test_one_direction_of_a_gpu_is_torchs() -> None:
+    torch.manual_seed(3)
+    layer = nn.LSTM(INPUTS, CELLS)
+    x_TBI = torch.randn(FRAMES, BATCH, INPUTS)
+    torch.testing.assert_close(cudnn_lstm(x_TBI, layer.all_weights, torch.float32, True), layer(x_TBI)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

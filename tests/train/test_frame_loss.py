@@ -43,6 +43,41 @@ def test_loss_and_gradients_are_those_of_torch(
     torch.testing.assert_close(computed, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_what_is_compiled_for_a_gpu_is_the_same(smoothing: float, needs_gradient: bool) -> None:
+    torch.manual_seed(0)
+    z_NP, y_N = 5 * torch.randn(9, 50), torch.randint(50, (9,))
+    z_NP[2], y_N[4] = z_NP[2].argmax().eq(torch.arange(50)) * 3.0, IGNORE
+    y_N[2] = int(z_NP[2].argmax())
+    given = y_N, y_N != IGNORE, smoothing, needs_gradient
+    own_NP, expected_NP = z_NP.clone(), z_NP.clone()
+    found, expected = module._softmax_in_one(own_NP, *given), module._softmax(expected_NP, *given)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(own_NP, expected_NP)
+    assert int(found[1]) == int(expected[1]) > 0 and torch.equal(own_NP, z_NP) is not needs_gradient
+
+
+def test_a_torch_that_cannot_compile_costs_speed_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise torch._dynamo.exc.TorchDynamoException("no compiler\nand more")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
+    z_NP, y_N = torch.randn(3, 5), torch.tensor([0, 4, 2])
+    given = y_N, y_N >= 0, 0.0, True
+    expected_NP = z_NP.clone()
+    expected, softmax = module._softmax(expected_NP, *given), module._CompiledSoftmax()
+    for _ in range(2):
+        own_NP = z_NP.clone()
+        assert softmax(own_NP, *given) == expected
+        assert torch.equal(own_NP, expected_NP)
+    assert [record.message for record in caplog.records] == [
+        "torch.compile fails (no compiler): output layer and loss take twice as long on this GPU"
+    ]
+
+
 def test_a_hopeless_target_has_a_finite_loss() -> None:
     """Its probability is 0 in float32."""
     h_BTH, output, _ = example(3, frames=1)

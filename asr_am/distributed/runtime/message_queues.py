@@ -174,14 +174,16 @@ def lengths_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def fill(words: np.ndarray, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> Iterator[int]:
-    """Copies tensors of these types end to end into `words`. Yields the words so far, first and after each stride."""
+    """Copies tensors of these types end to end into `words`. Yields the words so far, first and after each stride.
+
+    One of a GPU is copied as a whole, because each copy waits for all that the GPU has to do.
+    """
     begin = 0
     yield begin
     for tensor, dtype in zip(tensors, dtypes, strict=True):
         numbers_N = tensor.detach().reshape(-1)
-        if numbers_N.is_cuda:
-            numbers_N = numbers_N.cpu()  # synchronizes with the GPU once, not for each stride
-        for part in numbers_N.split(STRIDE * 4 // dtype.itemsize):
+        stride = STRIDE * 4 // dtype.itemsize
+        for part in numbers_N.split(max(len(numbers_N), 1) if numbers_N.is_cuda else stride):
             end = begin + num_words([len(part)], [dtype])
             torch.from_numpy(words[begin:end]).view(dtype)[: len(part)].copy_(part)
             begin = end
