@@ -109,7 +109,7 @@ class ModelState:
             self.makes_graph = False
             on_gpu = [x.to(self.device) for x in inputs]
             try:
-                self.graph = GraphedGradient(self._zero_and_add, on_gpu, running_statistics(self.model))
+                self.graph = GraphedGradient(self._gradient, on_gpu, running_statistics(self.model))
             except RuntimeError as error:
                 reason = str(error).split("\n")[0]
                 log.info("no CUDA graph of this training (%s): its kernels are launched one by one", reason)
@@ -117,7 +117,7 @@ class ModelState:
             return None
         return self.graph(*(x if x.is_cuda else x.pin_memory() for x in inputs))
 
-    def _zero_and_add(
+    def _gradient(
         self, x_BTF: Tensor, targets_BT: Tensor, lengths_B: Tensor, denominator: Tensor
     ) -> tuple[Tensor, Tensor]:
         self.params.g.zero_()
