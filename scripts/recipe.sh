@@ -123,5 +123,5 @@ stage() {                                  # NUMBER NAME [DEFAULT_OVERRIDE ...]
     check_overrides
     echo "stage $number: $name"
     python -m "asr_am.stages.$name" --multirun corpus="$corpus" nj="$jobs" "${defaults[@]}" "${overrides[@]}"
-    [ "$name" != report ] || python -m asr_am.stages.closing corpus="$corpus" "${overrides[@]}"
+    [ "$name" != report ] || python -m asr_am.stages.closing corpus="$corpus" "${defaults[@]}" "${overrides[@]}"
 }
