@@ -2,8 +2,8 @@
 
     python scripts/bench/lm_learners.py [--epochs N] [override=value ...]
 
-Needs a finished main run with the bi-LSTM (recipes/minicts/run.sh model=blstm). Each row is stages 8 and 9 of the recipe with the row's options, and
-is skipped where it is up to date. An interrupted training continues.
+Needs a finished main run with the bi-LSTM (recipes/minicts/run.sh model=blstm). Each row is stages 8 and 9 of the
+recipe with the row's options, and is skipped where it is up to date. An interrupted training continues.
 
 The model is conf/lm/small.yaml with an output table of its own: rows of the input embedding that a batch does not touch
 have no gradient. Parallax then keeps the embedding on servers and averages the rest (hybrid). Dropout depends on the
