@@ -20,8 +20,16 @@ def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_faults_of_everything_together(
     egs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, seed: int
 ) -> None:
+    check(Scenario(name, seed, egs_dir, tmp_path), caplog)
+
+
+def test_an_epoch_ends_while_a_server_is_dead(egs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Learners have copies of two versions of its shard then."""
+    check(Scenario("ps_async", 5, egs_dir, tmp_path, resizes=True), caplog)
+
+
+def check(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.CRITICAL, logger="asr_am"):
-        scenario = Scenario(name, seed, egs_dir, tmp_path)
         scenario.run()
     assert not scenario.problems and scenario.faults, scenario.problems
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import SegmentRecord, StepResult
@@ -113,6 +114,10 @@ class ParameterServerStrategy(Strategy):
         if self.server is not None:
             self.server.drain(self._drain_count)
         self._pull_final(self._gather_versions())
+
+    def consensus(self) -> Tensor:
+        """Returns the servers' weights. Of a shard whose server is dead, learners may have copies of other versions."""
+        return self.params.w
 
     def unapplied(self, record: SegmentRecord) -> tuple[int, list[int]] | None:
         return None if self.server is None else (self.server.index, self.server.unapplied(record))
