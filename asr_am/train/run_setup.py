@@ -145,15 +145,9 @@ class RunSetup:
         strategy = self._factory(params, optimizer, team)
         strategy.attach(model, self._loss, partial(first_batch, self, team.rank))
         state = ModelState(
-            model,
-            strategy.params,
-            strategy.optimizer,
-            self.loader,
-            self.options,
-            self.device,
-            self._batch_loss,
+            model, strategy.params, strategy.optimizer, self.loader, self.options, self.device, self._batch_loss,
             makes_graph=model.cuda_graph and self.options.ctc is None,  # torch's CTC waits for the GPU
-        )
+        )  # fmt: skip
         return state, strategy
 
     def warm_up(self) -> None:

@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" minicts "$@"
 
 network=(model=conformer)
 for override in "${overrides[@]}"; do
-    case $override in model=* | model.* | +experiment=*) network=() ;; esac
+    case $override in model=* | model.* | +model.* | ++model.* | +experiment=*) network=() ;; esac
 done
 
 stage 0 data

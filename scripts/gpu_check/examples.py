@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy import sparse
 
 from asr_am.distributed.cluster_config import Cluster
@@ -27,6 +28,11 @@ from asr_am.distributed.strategies.topk import Topk
 from asr_am.egs.store import EgsInfo, Index, crc32_of
 from asr_am.hmm.denominator import DenominatorGraph
 from asr_am.models.blstm import BlstmOptions
+from asr_am.train.chain_loss import ChainLoss, ChainOptions
+from asr_am.train.ctc_loss import CtcLoss, CtcOptions
+from asr_am.train.frame_loss import batch_loss
+from asr_am.train.gradient import BatchLoss
+from asr_am.train.mmi_loss import MmiLoss, MmiOptions
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Anneal
 from asr_am.train.train_options import TrainOptions
@@ -84,6 +90,16 @@ def random_graph(pdfs: int, states: int) -> DenominatorGraph:
     arcs_SS = sparse.csr_array(sparse.diags_array(1 / arcs_SS.sum(1)) @ arcs_SS).astype(np.float32)
     pdf_S = rng.permutation(np.arange(states) % pdfs).astype(np.int32)
     return DenominatorGraph(arcs_SS, pdf_S, np.full(states, 1 / states, np.float32), pdfs)
+
+
+def make_loss(name: str, graph: DenominatorGraph, device: str) -> BatchLoss:
+    """Returns the loss MMI, chain or CTC, else the cross-entropy."""
+    where = torch.device(device)
+    if name == "MMI":
+        return MmiLoss(graph, np.zeros(graph.num_pdfs, np.float32), MmiOptions(), where)
+    if name == "chain":
+        return ChainLoss(graph, ChainOptions(), where)
+    return CtcLoss(graph.num_pdfs, CtcOptions()) if name == "CTC" else batch_loss
 
 
 def small_options(check: Check, **changes: object) -> TrainOptions:

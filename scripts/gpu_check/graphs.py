@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.egs.loader import Loader
 from asr_am.egs.store import EgsSet
-from asr_am.hmm.denominator import DenominatorGraph
 from asr_am.models.acoustic import ModelOptions
 from asr_am.models.blstm import BlstmOptions
 from asr_am.models.conformer import ConformerOptions
 from asr_am.models.lstm import LstmOptions
 from asr_am.models.tdnnf import TdnnfOptions
-from asr_am.train.chain_loss import ChainLoss, ChainOptions, add_xent
-from asr_am.train.ctc_loss import CtcLoss, CtcOptions
-from asr_am.train.frame_loss import batch_loss
+from asr_am.train.chain_loss import add_xent
+from asr_am.train.ctc_loss import CtcLoss
 from asr_am.train.gradient import BatchLoss, ModelState
-from asr_am.train.mmi_loss import MmiLoss, MmiOptions
 from scripts.gpu_check.check import Check
-from scripts.gpu_check.examples import random_graph, small_options, write_examples
+from scripts.gpu_check.examples import make_loss, random_graph, small_options, write_examples
 from scripts.gpu_check.versions import seconds
 
 PDFS = 600
@@ -45,15 +41,6 @@ def section(check: Check) -> None:
     }
     for name, (model, loss) in cases.items():
         compare(check, name, egs, model, make_loss(loss, graph, check.device))
-
-
-def make_loss(name: str, graph: DenominatorGraph, device: str) -> BatchLoss:
-    where = torch.device(device)
-    if name == "MMI":
-        return MmiLoss(graph, np.zeros(PDFS, np.float32), MmiOptions(), where)
-    if name == "chain":
-        return ChainLoss(graph, ChainOptions(), where)
-    return CtcLoss(PDFS, CtcOptions()) if name == "CTC" else batch_loss
 
 
 def compare(check: Check, name: str, egs: EgsSet, model: ModelOptions, loss: BatchLoss) -> None:

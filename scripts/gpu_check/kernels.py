@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,13 +17,10 @@ from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.models.conformer import Conformer, ConformerOptions
 from asr_am.models.lstm import Lstm, LstmOptions
 from asr_am.models.tdnnf import Tdnnf, TdnnfOptions
-from asr_am.train.chain_loss import ChainLoss, ChainOptions, add_xent
-from asr_am.train.ctc_loss import CtcLoss, CtcOptions
+from asr_am.train.chain_loss import add_xent
 from asr_am.train.frame_loss import batch_loss, frame_loss
-from asr_am.train.gradient import BatchLoss
-from asr_am.train.mmi_loss import MmiLoss, MmiOptions
 from scripts.gpu_check.check import Check
-from scripts.gpu_check.examples import random_graph
+from scripts.gpu_check.examples import make_loss, random_graph
 
 LIMIT = {torch.float32: 3e-3, torch.bfloat16: 3e-2}  # relative to the norm. TF32 has ten bits, bfloat16 seven
 
@@ -99,14 +94,8 @@ def sequence_loss(check: Check, name: str) -> None:
     y_BT[torch.arange(frames) >= lengths_B[:, None]] = IGNORE
     results = []
     for device in (check.device, "cpu"):
-        own, where = deepcopy(model).to(device), torch.device(device)
+        own, compute = deepcopy(model).to(device), make_loss(name, graph, device)
         params = FlatParams(own)
-        losses: dict[str, Callable[[], BatchLoss]] = {
-            "MMI": lambda where=where: MmiLoss(graph, np.zeros(pdfs, np.float32), MmiOptions(), where),
-            "chain": lambda where=where: ChainLoss(graph, ChainOptions(), where),
-            "CTC": lambda: CtcLoss(pdfs, CtcOptions()),
-        }
-        compute = losses[name]()
         loss, _ = compute(own, x_BTF.to(device), lengths_B, y_BT.to(device), torch.float32)
         loss.backward()
         results.append((loss, params.g))

@@ -116,7 +116,10 @@ class ParameterServerStrategy(Strategy):
         self._pull_final(self._gather_versions())
 
     def consensus(self) -> Tensor:
-        """Returns the servers' weights. Of a shard whose server is dead, learners may have copies of other versions."""
+        """Returns the servers' weights. Of a shard whose server is dead, learners may have copies of other versions.
+
+        The default's result must be the same at all learners (`gather_comm_metrics`), so this is not the default.
+        """
         return self.params.w
 
     def unapplied(self, record: SegmentRecord) -> tuple[int, list[int]] | None:

@@ -205,7 +205,7 @@ class SharedPool:
 
 
 @dataclass(eq=False)
-class Mapping:
+class MappedSegment:
     """A segment of the learner `source`."""
 
     source: int
@@ -216,7 +216,7 @@ class SharedMappings:
     """A receiver's mappings of others' segments. Used by the communication thread."""
 
     def __init__(self) -> None:
-        self._mapped: dict[bytes, Mapping] = {}  # by place
+        self._mapped: dict[bytes, MappedSegment] = {}  # by place
         self._page_locks = PageLocks()
 
     def open(self, source: int, place: bytes, count: int) -> np.ndarray:
@@ -230,7 +230,7 @@ class SharedMappings:
         for key in [key for key, mapping in self._mapped.items() if mapping.memory[0] == CLOSED]:
             del self._mapped[key]
         if place not in self._mapped:
-            mapping = self._mapped[place] = Mapping(source, _map(place))
+            mapping = self._mapped[place] = MappedSegment(source, _map(place))
             self._page_locks.lock(mapping, mapping.memory)
         memory = self._mapped[place].memory
         if mmap.PAGESIZE + 4 * count > len(memory):
