@@ -214,6 +214,17 @@ def test_killed_in_the_middle_of_stages_a_copy_ends_with_the_same_errors(exp: Pa
     assert len(found := word_errors(folder)) == 4 and found.items() <= word_errors(exp).items()
 
 
+def test_the_network_is_a_conformer_without_options_of_the_model(exp: Path, tmp_path: Path) -> None:
+    (tmp_path / "minicts").mkdir()
+    for made in ("data", "lang", "features", "align", "egs"):
+        (tmp_path / "minicts" / made).symlink_to(exp / "minicts" / made)
+    options = [option for option in TINY if not option.startswith("model.")]
+    more = ["train.epochs=1", "mmi.train=false", "second.train=false"]
+    done = recipe("--stage", "6", "--stop-stage", "6", f"exp={tmp_path}", *options, *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "minicts/train/conformer-local-b21-s1/best.pt").exists()
+
+
 @pytest.mark.parametrize(("number", "launcher"), [(signal.SIGUSR1, "alone"), (signal.SIGTERM, "process")])
 def test_a_training_that_is_asked_to_end_saves_a_checkpoint_first(
     exp: Path, tmp_path: Path, number: int, launcher: str
