@@ -58,9 +58,13 @@ def segments(run: Path) -> list[list[Record]]:
     """Reads the offline segments of a run directory, oldest first."""
     files = sorted((run / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     deadline = time.monotonic() + 30
-    while any(path.stat().st_size <= 7 for path in files) and time.monotonic() < deadline:
+    while not has_ended(files[-1]) and time.monotonic() < deadline:
         time.sleep(0.05)  # W&B's service may write after `finish`
     return [list(whole_records(path)) for path in files]
+
+
+def has_ended(path: Path) -> bool:
+    return any(record.WhichOneof("record_type") == "exit" for record in whole_records(path))
 
 
 def whole_records(path: Path) -> Iterator[Record]:
