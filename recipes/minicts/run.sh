@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Generated two-party telephone conversations (synthetic speech). Goes from nothing to word error rates on a
 # Switchboard-like (swb) and a harder CallHome-like (ch) test set in 6 to 10 minutes on two cores.
-# The network is a Conformer, which makes fewer errors here than the bi-LSTM of model=blstm (recipes/NOTES.md), and lattices
-# are rescored with an LSTM LM (rescore=false: not). With values of its own (model.cells=256) the network is the model of
-# the configuration. With an experiment, everything is as configured.
+# Unless overridden, the network is a Conformer (model=conformer), which makes fewer errors here than the configured bi-LSTM
+# (recipes/NOTES.md), and lattices are rescored by an LSTM LM (rescore=true). Overrides of model.* apply to the configured
+# model, and +experiment=NAME takes both as configured.
 [ -n "${BASH_VERSION-}" ] || exec bash "$0" "$@"      # sh run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/recipe.sh" minicts "$@"
 
