@@ -29,6 +29,9 @@ from asr_am.distributed.team import CommStats
 log = logging.getLogger(__name__)
 
 
+SPIN = 1e-3  # seconds for which a waiting thread calls `WaitMonitor.progress` before it sleeps
+
+
 class CommClosed(Exception):
     """Ends a communication task when its team is closed."""
 
@@ -56,11 +59,13 @@ class WaitMonitor:
 
     Attributes:
         clock: clock of all timeouts.
+        progress: called by a thread that waits, again and again before it sleeps. None: it sleeps at once.
     """
 
     def __init__(self, comm_stats: CommStats) -> None:
         self._comm_stats = comm_stats
         self.clock = AwakeClock()
+        self.progress: Callable[[], None] | None = None
         self._training_waits = False
         self._wait_end = 0.0  # end of the last wait of the training task
         self._lock = threading.RLock()
@@ -117,7 +122,7 @@ class WaitMonitor:
         """
         begin = time.monotonic()
         try:
-            return self._wait(ready, timeout)
+            return self._spin(ready, timeout) or self._wait(ready, timeout)
         finally:
             self.count(time.monotonic() - begin)
 
@@ -138,6 +143,18 @@ class WaitMonitor:
     def busy_since(self) -> float | None:
         """Returns when the training task ended its last wait. None while it waits. By `clock`."""
         return None if self._training_waits else self._wait_end
+
+    def _spin(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Waits for a moment without a change of threads. Returns whether `ready()` was true."""
+        end = time.monotonic() + (SPIN if timeout is None else min(SPIN, timeout))
+        while self.progress is not None and time.monotonic() < end:
+            self.progress()
+            with self._lock:
+                self.check()
+                if ready():
+                    return True
+            os.sched_yield()  # others may need this core
+        return False
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         end = None if timeout is None else self.clock.now() + timeout
@@ -206,6 +223,7 @@ class TeamEvent:
 
 Action = Callable[[], None]
 MAX_POLL = 0.5  # seconds between two ticks of the clock
+SHORT = 0.4e-3  # seconds that are slept to the end, as sockets are polled for whole milliseconds
 
 
 class EventLoop:
@@ -233,6 +251,7 @@ class EventLoop:
         self._at_stop: list[Action] = []
         self._stopping = self._ended = False
         self._lock = threading.Lock()  # guards the pipe
+        self._turn = threading.Lock()  # held by the thread that executes callbacks
         self._thread = threading.Thread(target=self._run, name="communication", daemon=True)
 
     def start(self) -> None:
@@ -244,6 +263,20 @@ class EventLoop:
         with self._lock, suppress(BlockingIOError):  # the pipe is full: the thread wakes anyway
             if not self._ended:
                 os.write(self._wake_write, b"x")
+
+    def call_here(self, command: Action) -> None:
+        """As `call`, but executes `command` at once in this thread if no callback is executed now. Not for sockets."""
+        if not self._turn.acquire(blocking=False):
+            self.call(command)
+            return
+        try:
+            if not self._ended:
+                self._run_commands()  # those before it
+                command()
+        except Exception as error:
+            self._wait_monitor.fail(error)
+        finally:
+            self._turn.release()
 
     def stop(self) -> None:
         """Stops the thread, and waits for its end."""
@@ -281,18 +314,20 @@ class EventLoop:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                events = self._poller.poll(self._milliseconds())
+                events = self._poll()
                 if (stopped := self._clock.tick()) > 1:
                     log.warning("this process was stopped for %.1f s", stopped)
-                for socket, _ in events:
-                    if socket in self._ready:  # an earlier callback may have closed it
-                        self._ready[socket]()
-                for action in self._due():
-                    action()
+                with self._turn:
+                    for socket, _ in events:
+                        if socket in self._ready:  # an earlier callback may have closed it
+                            self._ready[socket]()
+                    for action in self._due():
+                        action()
         except Exception as error:
             self._wait_monitor.fail(error)
         finally:
-            self._end()
+            with self._turn:
+                self._end()
 
     def _due(self) -> list[Action]:
         """Removes the timers that are due. One that they set again, due at once, waits until sockets were polled."""
@@ -310,10 +345,14 @@ class EventLoop:
             os.close(self._wake_read)
             os.close(self._wake_write)
 
-    def _milliseconds(self) -> int:
-        """Returns the milliseconds until the next timer, rounded up, or until the clock must tick."""
+    def _poll(self) -> list[tuple[object, int]]:
+        """Waits for sockets until the next timer, or until the clock must tick."""
         left = min([MAX_POLL, *(timer[0] - self._clock.now() for timer in self._timers[:1])])
-        return int(1000 * left) + 1 if left > 0 else 0
+        if left > SHORT:
+            return self._poller.poll(int(1000 * left) + 1)  # whole milliseconds, rounded up
+        if left > 0:
+            time.sleep(left)
+        return self._poller.poll(0)
 
     def _run_commands(self) -> None:
         with suppress(BlockingIOError):

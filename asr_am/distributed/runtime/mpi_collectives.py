@@ -33,7 +33,7 @@ class MpiWork:
         self._taken = False
 
     def complete(self, result: Tensor) -> None:
-        """Called in the communication thread."""
+        """Called in a callback of the event loop."""
         with self._wait_monitor.change():
             self._result = result
 
@@ -60,9 +60,7 @@ class MpiGroup:
         self._ranks, self._comm_stats, self._wire = ranks, comm_stats, wire
         self._comm = link.make_group(ranks)
         self._means = link.duplicate(self._comm)  # all-gathers of means begin while later collectives are under way
-        self._summing: deque[tuple[MpiWork, Tensor]] = (
-            deque()
-        )  # all-reduces in the order of their start, and their parts
+        self._summing = deque[tuple[MpiWork, Tensor]]()  # all-reduces in the order of their start, and their parts
 
     def start_all_reduce_mean(self, x: Tensor, modelled: float | None = None) -> MpiWork:
         self._count(self.rank + 1, round(2 * (self.size - 1) / self.size * len(x) * self._wire.itemsize))
@@ -75,7 +73,7 @@ class MpiGroup:
             x.copy_(means[: len(x)])
 
         work = MpiWork(self._wait_monitor, finish)
-        self._event_loop.call(partial(self._exchange_parts, work, sent, received))
+        self._event_loop.call_here(partial(self._exchange_parts, work, sent, received))
         return work
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int] | None = None) -> MpiWork:
@@ -95,7 +93,7 @@ class MpiGroup:
             request = self._comm.Iallgatherv(_bytes(sent), [_bytes(received), counts])
             self._link.track(request, sent, partial(work.complete, received))
 
-        self._event_loop.call(start)
+        self._event_loop.call_here(start)
         return work
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
@@ -103,7 +101,7 @@ class MpiGroup:
         if (self.rank + 1) % self.size != source:
             self._count(self.rank + 1, sent.nbytes)
         work = MpiWork(self._wait_monitor, x.copy_)
-        self._event_loop.call(
+        self._event_loop.call_here(
             lambda: self._link.track(self._comm.Ibcast(_bytes(sent), source), sent, partial(work.complete, sent))
         )
         work.wait()
@@ -116,7 +114,7 @@ class MpiGroup:
         if self.size > 1:
             self._comm_stats.bytes_sent[self._ranks[to % self.size]] += count
 
-    # called in the communication thread
+    # called in callbacks of the event loop
 
     def _exchange_parts(self, work: MpiWork, sent: Tensor, parts: Tensor) -> None:
         self._summing.append((work, parts))

@@ -1,8 +1,9 @@
 """MPI in one process: its start, the processes that live, and what the communication thread progresses.
 
-While a team is connected, all calls of MPI are made in the communication thread (MPI_THREAD_SERIALIZED is enough). MPI
-has no descriptor to wait for, so the thread polls: often for a while after anything has happened, as an answer may come
-soon, and each millisecond where nothing happens.
+While a team is connected, all calls of MPI are made in callbacks of the event loop, one at a time, for which
+MPI_THREAD_SERIALIZED is enough. MPI has no descriptor to wait for, so the communication thread polls: often for a while
+after anything has happened, as an answer may come soon, and each millisecond where nothing happens. A thread that
+begins to wait polls itself for a moment, as a short message may come sooner than threads change.
 
 When a process dies, an MPI with ULFM (Open MPI 5 with `mpirun --with-ft ulfm`) lets calls of the others fail. They
 leave their team, agree on who lives, and make the next team. Other MPIs end all processes.
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from asr_am.distributed.leases import ProcessLost
-from asr_am.distributed.runtime.event_loop import EventLoop
+from asr_am.distributed.runtime.event_loop import EventLoop, WaitMonitor
 from asr_am.errors import InputError
 
 COMMAND = "mpirun -n 4 python -m asr_am.stages train launcher=mpi learners=4 ..."
@@ -57,6 +58,7 @@ def start_mpi() -> Any:
 
 
 SHORT_PAUSE, LONG_PAUSE = 50e-6, 1e-3  # seconds between two polls
+HELPED_PAUSE = 300e-6  # where a waiting thread polls, too
 ATTENTIVE = 5e-3  # seconds of short pauses after anything has happened
 SPARE_PAUSE = 10e-3  # seconds between two polls of a process without a rank
 DRAIN = 2.0  # seconds for requests of a lost team to end
@@ -176,7 +178,7 @@ class MpiLink:
     Made before the event loop is started. `handlers` has a function of sender and bytes for each kind of frame.
     """
 
-    def __init__(self, processes: MpiProcesses, team: Any, event_loop: EventLoop) -> None:
+    def __init__(self, processes: MpiProcesses, team: Any, event_loop: EventLoop, wait_monitor: WaitMonitor) -> None:
         self.processes, self._team, self._event_loop = processes, team, event_loop
         self._made: list[Any] = [team]  # communicators
         self._frames, self._payloads = self.duplicate(team), self.duplicate(team)
@@ -185,8 +187,10 @@ class MpiLink:
         self._pending: list[tuple[Any, object, Callable[[], None]]] = []  # request, its buffer, what follows
         self._attentive_until = 0.0
         event_loop.call(self._poll)
+        self._helped = False  # a waiting thread has progressed messages since the last poll
+        wait_monitor.progress = lambda: event_loop.call_here(self._help)
 
-    # called in the communication thread
+    # called in callbacks of the event loop
 
     def send(self, to: int, kind: int, frame: bytes, payload: np.ndarray | None = None) -> None:
         """Sends a frame, and after it a payload, which must not be changed before it has arrived."""
@@ -194,15 +198,12 @@ class MpiLink:
             self._event_loop.call(lambda: self.handlers[kind](to, frame))
             return
         self.track(self._frames.Isend(frame, to, kind), frame)
-        if payload is not None and len(payload):
+        if payload is not None:
             self.track(self._payloads.Isend(payload, to), payload)
 
     def receive_payload(self, source: int, payload: np.ndarray, done: Callable[[], None]) -> None:
         """Receives the payload of the frame that is being handled. Calls `done` when it is there."""
-        if len(payload):
-            self.track(self._payloads.Irecv(payload, source), payload, done)
-        else:
-            done()
+        self.track(self._payloads.Irecv(payload, source), payload, done)
 
     def track(self, request: Any, buffer: object, done: Callable[[], None] = lambda: None) -> None:
         """Calls `done` when a request is complete. Keeps its buffer until then."""
@@ -240,16 +241,20 @@ class MpiLink:
 
     def _poll(self) -> None:
         """Polls, and arranges the next poll."""
-        if self._progress():
-            self._attentive_until = time.monotonic() + ATTENTIVE
-        if time.monotonic() < self._attentive_until:
-            time.sleep(SHORT_PAUSE)
-            self._event_loop.after(0.0, self._poll)
+        if self._helped:
+            pause = HELPED_PAUSE
         else:
-            self._event_loop.after(LONG_PAUSE / 2, self._poll)  # the loop waits whole milliseconds
+            self._progress()
+            pause = SHORT_PAUSE if time.monotonic() < self._attentive_until else LONG_PAUSE / 2
+        self._helped = False
+        self._event_loop.after(pause, self._poll)  # waits whole milliseconds for a long pause
 
-    def _progress(self) -> bool:
-        """Handles all frames that are there and all requests that are complete. Returns whether there were any."""
+    def _help(self) -> None:
+        self._helped = True
+        self._progress()
+
+    def _progress(self) -> None:
+        """Handles all frames that are there and all requests that are complete."""
         mpi = self.processes.mpi
         status, active = mpi.Status(), False
         while (message := self._frames.Improbe(status=status)) is not None:
@@ -257,11 +262,11 @@ class MpiLink:
             message.Recv(frame)
             self.handlers[status.Get_tag()](status.Get_source(), bytes(frame))
             active = True
-        pending, self._pending = self._pending, []
-        for request, buffer, done in pending:
+        for pending in list(self._pending):
+            request, _, done = pending
             if request.Test():
+                self._pending = [other for other in self._pending if other is not pending]
                 done()
                 active = True
-            else:
-                self._pending.append((request, buffer, done))
-        return active
+        if active:
+            self._attentive_until = time.monotonic() + ATTENTIVE

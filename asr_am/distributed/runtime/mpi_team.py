@@ -35,16 +35,17 @@ from asr_am.distributed.runtime.message_queues import OutgoingMessage, Receiver,
 from asr_am.distributed.runtime.mpi_collectives import MpiGroup
 from asr_am.distributed.runtime.mpi_link import MpiLink, MpiProcesses, mpi_processes
 from asr_am.distributed.runtime.team import Backend, ProcessTeam
-from asr_am.distributed.runtime.wire import Kind, WireHeader, check_tag, decode, encode
+from asr_am.distributed.runtime.wire import SIZE, Kind, WireHeader, check_tag, decode, encode
 from asr_am.distributed.team import CommStats, Group, Message, SingleProcess, find_group
 from asr_am.distributed.wire_dtype import WIRE_DTYPES, num_words, travels_as
 from asr_am.errors import InputError, Preempted
 
 MESSAGE, CONTROL = 1, 2  # kinds of frames
+MAX_INLINE = 2048  # bytes of a message that is part of its frame, which MPI sends without waiting for the receiver
 
 
 class MpiTransport:
-    """Messages of one learner: headers of `wire` in frames, each followed by the words of the message.
+    """Messages of one learner: headers of `wire` in frames, each with the words of the message, or followed by them.
 
     Args:
         reliable: tags without injected faults.
@@ -77,12 +78,12 @@ class MpiTransport:
         message.filled = max(fill(message.words, tensors, dtypes))
         with self._wait_monitor.change():
             channel = self._sender.put(to, tag, message)
-        self._event_loop.call(partial(self._push, channel))
+        self._event_loop.call_here(partial(self._push, channel))
 
     def recv(self, tag: str, source: int | None, timeout: float | None) -> Message | None:
         message = self._receiver.recv(tag, source, timeout)
         if message is not None:
-            self._event_loop.call(partial(self._send_credits, message.source))
+            self._event_loop.call_here(partial(self._send_credits, message.source))
         return message
 
     def send_goodbye(self, lost: int | None) -> None:
@@ -96,7 +97,7 @@ class MpiTransport:
         while not (left and self._link.idle) and self._wait_monitor.failure is None:
             time.sleep(1e-3)
 
-    # called in the communication thread
+    # called in callbacks of the event loop
 
     def on_event(self, event: dict[str, Any]) -> None:
         with self._wait_monitor.change():
@@ -123,7 +124,10 @@ class MpiTransport:
             self._hello, kind=Kind.CHUNK, clock=message.clock, tag=channel.tag, seq=message.number,
             lengths=message.lengths, exact=message.exact, dtype=message.dtype,
         )  # fmt: skip
-        self._link.send(channel.to, MESSAGE, encode(header), message.words)
+        if message.words.nbytes <= MAX_INLINE:
+            self._link.send(channel.to, MESSAGE, encode(header) + message.words.tobytes())
+        else:
+            self._link.send(channel.to, MESSAGE, encode(header), message.words)
 
     def _send_credits(self, rank: int) -> None:
         credits = self._receiver.credits[rank]
@@ -132,7 +136,7 @@ class MpiTransport:
             self._link.send(rank, MESSAGE, encode(replace(self._hello, kind=Kind.ACK, tag=credit.tag, seq=credit.seq)))
 
     def _on_frame(self, source: int, frame: bytes) -> None:
-        header = decode(frame)
+        header = decode(frame[:SIZE])
         if header.kind is Kind.ACK:
             with self._wait_monitor.change():
                 channel = self._sender.done(source, header.tag, header.seq)
@@ -145,7 +149,11 @@ class MpiTransport:
             self._receiver.on_message(header, words)
             self._send_credits(source)
 
-        self._link.receive_payload(source, words, arrived)
+        if words.nbytes <= MAX_INLINE:
+            words[:] = np.frombuffer(frame, np.float32, offset=SIZE)
+            arrived()
+        else:
+            self._link.receive_payload(source, words, arrived)
 
 
 class MpiBackend:
@@ -215,7 +223,7 @@ class MpiControl(Requests):
         link.handlers[CONTROL] = self._receive
 
     def _send(self, message: dict[str, object]) -> None:
-        self._event_loop.call(partial(self._send_to, 0, message))
+        self._event_loop.call_here(partial(self._send_to, 0, message))
 
     def _send_to(self, rank: int, message: dict[str, Any]) -> None:
         self._link.send(rank, CONTROL, json.dumps(message).encode())
@@ -318,7 +326,7 @@ def _connect(
     compute_emulator = ComputeEmulator(faults, workload, device, rank, comm_stats, synchronize)
     wait_monitor, membership = WaitMonitor(comm_stats), Membership(rank, size)
     event_loop = EventLoop(wait_monitor)
-    link = MpiLink(processes, comm, event_loop)
+    link = MpiLink(processes, comm, event_loop, wait_monitor)
     transport = MpiTransport(
         link, event_loop, membership, wait_monitor, comm_stats, MessageFaults(faults, rank, 0),
         () if synchronous else RELIABLE, dtype,

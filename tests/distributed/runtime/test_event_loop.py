@@ -168,3 +168,47 @@ def test_a_timer_that_sets_itself_again_at_once_starves_no_command() -> None:
     loop.start()
     assert executed.wait(30) and turns[0] < 10
     loop.stop()
+
+
+def test_a_command_here_is_executed_after_those_before_it_and_never_beside_a_callback() -> None:
+    loop, order = EventLoop(WaitMonitor(CommStats())), list[str]()
+    inside, go_on = threading.Event(), threading.Event()
+    loop.call(lambda: order.append("before"))
+    loop.call_here(lambda: order.append(f"here, {threading.current_thread().name}"))
+    assert order == ["before", f"here, {threading.current_thread().name}"]
+    loop.start()
+
+    def callback() -> None:
+        inside.set()
+        go_on.wait()
+        order.append("callback")
+
+    loop.call(callback)
+    inside.wait()
+    loop.call_here(lambda: order.append(f"later, {threading.current_thread().name}"))
+    assert len(order) == 2
+    go_on.set()
+    loop.stop()
+    assert order[2:] == ["callback", "later, communication"]
+    loop.call_here(lambda: order.append("after the end"))
+    assert len(order) == 4
+
+
+def test_an_error_of_a_command_here_is_raised_by_the_next_call_of_the_training_task() -> None:
+    wait_monitor = WaitMonitor(CommStats())
+    loop = EventLoop(wait_monitor)
+    loop.call_here(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        wait_monitor.check()
+    loop.stop()
+
+
+def test_a_waiting_thread_progresses_messages_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asr_am.distributed.runtime.event_loop.SPIN", 30.0)
+    wait_monitor, calls = WaitMonitor(CommStats()), list[int]()
+    wait_monitor.progress = lambda: calls.append(threading.get_ident())
+    assert wait_monitor.wait_for(lambda: len(calls) == 3, 30)
+    assert calls == [threading.get_ident()] * 3
+    assert not wait_monitor.wait_for(lambda: False, 0.01)
+    stopped_at = len(calls)
+    assert not wait_monitor.wait_for(lambda: False, 0.0) and len(calls) == stopped_at
