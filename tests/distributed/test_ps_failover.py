@@ -111,7 +111,8 @@ def test_a_restarted_server_does_not_take_a_copy_that_was_never_pulled(name: str
 
 
 @pytest.mark.parametrize("name", FAULT_TOLERANT)
-def test_two_servers_that_restart_at_once_do_not_wait_for_each_other(name: str) -> None:
+@pytest.mark.parametrize("after", [0.0, 1.002])  # rank 2 has just restarted and asks rank 0 for a copy
+def test_two_servers_that_die_one_after_the_other_do_not_wait_for_each_other(name: str, after: float) -> None:
     seconds: list[float] = []
 
     def timed(server: ParameterServer) -> None:
@@ -119,7 +120,7 @@ def test_two_servers_that_restart_at_once_do_not_wait_for_each_other(name: str) 
         ParameterServer.recover(server)
         seconds.append(server.team.now() - begin)
 
-    both = [{"learner": rank, "at": 12.0, "restart_after": 1.0} for rank in (0, 2)]
+    both = [{"learner": rank, "at": at, "restart_after": 1.0} for rank, at in ((2, 12.0), (0, 12.0 + after))]
     make = with_methods(name, recover=timed)
     assert sorted(train(PROBLEM, make, cluster=hardware(faults={"crashes": both}))) == [0, 1, 2, 3]
     assert len(seconds) == 2 and max(seconds) < 2.0

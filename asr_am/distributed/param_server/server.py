@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL = 1.0  # seconds between two checks if an awaited worker has died
 RECOVERY_TIMEOUT = 10.0  # seconds to wait for the next copy of a lost shard
 RETRY_INTERVAL = 2.5  # seconds after which unanswered requests for a copy are repeated
+DEATH_INTERVAL = 0.1  # seconds between two checks if a worker that was asked has died
 
 
 @dataclass
@@ -293,18 +294,22 @@ class ParameterServer(ABC):
         """Takes the newest copy of the shard that a worker holds. Called after a restart, before `start`.
 
         If there is none, the updates since the last checkpoint are lost, and the team starts again from there. Retries
-        unanswered requests. The request also tells drained workers to announce their drain again.
+        unanswered requests. A worker that dies meanwhile has no copy any more. The request also tells drained workers
+        to announce their drain again.
         """
         silent = {rank for rank in self.team.live_ranks() if rank != self.team.rank and rank in self.context.workers}
         copies: list[Message] = []
-        deadline = self.team.now() + RECOVERY_TIMEOUT
+        retry, deadline = self.team.now(), self.team.now() + RECOVERY_TIMEOUT
         while silent and self.team.now() < deadline:
-            for worker in sorted(silent):
-                self.team.send(worker, "lost", 0)
-            while silent and (message := self.team.recv("copy", timeout=RETRY_INTERVAL)) is not None:
+            if self.team.now() >= retry:
+                retry = self.team.now() + RETRY_INTERVAL
+                for worker in sorted(silent):
+                    self.team.send(worker, "lost", 0)
+            if (message := self.team.recv("copy", timeout=DEATH_INTERVAL)) is not None:
                 silent.discard(message.source)
                 copies.append(message)
-                deadline = self.team.now() + RECOVERY_TIMEOUT
+                retry, deadline = self.team.now() + RETRY_INTERVAL, self.team.now() + RECOVERY_TIMEOUT
+            silent.intersection_update(self.team.live_ranks())
         newest = max(copies, key=lambda message: message.clock, default=None)
         if newest is None or newest.clock == NO_COPY:
             self.team.restart_team(f"no live learner has a copy of shard {self.index}, whose server died")
