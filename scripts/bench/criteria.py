@@ -8,7 +8,7 @@ done again. MMI continues from cross-entropy, and its epochs and minutes come in
 dev, stage decode takes the weights before it. Chain models and CTC train from random weights, for twice the epochs.
 Neither a second network nor training on dev follows.
 
-The criterion's share is that of the seconds of a training step which are not the network's, with its output layer. It is
+The criterion's share is that of the seconds of a training step that are not the network's, with its output layer. It is
 measured afterwards, with nothing beside it. The real-time factor is that of the network and the search on one core.
 """
 
