@@ -1,7 +1,7 @@
 """Compares the criteria of training on all models: parameters, speed in training and decoding, errors.
 
-    python -m scripts.bench.criteria RECIPE [--criteria ce mmi chain ctc] [--models blstm tdnnf conformer] [--jobs 2]
-        [override ...]
+    python -m scripts.bench.criteria RECIPE [override ...] [--criteria ce mmi chain ctc]
+        [--models blstm tdnnf conformer] [--jobs 2]
 
 Runs the stages of recipes/RECIPE/run.sh up to 9 for each, on one thread, `--jobs` at a time. What is finished is not
 done again. MMI continues from cross-entropy, and its epochs and minutes come in addition. Where it makes more errors on
