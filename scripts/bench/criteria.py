@@ -114,8 +114,8 @@ def main() -> None:
     cells = [(criterion, model) for criterion in arguments.criteria for model in arguments.models]
     with composing():
         overrides = {cell: overrides_of(arguments.recipe, *cell, more) for cell in cells}
-        for criterion in arguments.criteria:  # one after another: all models have the same examples
-            run(arguments.recipe, 0, 5, overrides[criterion, arguments.models[0]])
+        for cell in cells:  # one after another, as several have the same examples
+            run(arguments.recipe, 0, 5, overrides[cell])
         with ThreadPoolExecutor(arguments.jobs) as pool:
             todo = [cell for cell in cells if cell[0] != "ce" or ("mmi", cell[1]) not in cells]  # MMI begins with it
             list(pool.map(lambda cell: run(arguments.recipe, 6, 9, overrides[cell]), todo))
