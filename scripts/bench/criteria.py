@@ -40,7 +40,7 @@ MODELS = ("blstm", "tdnnf", "conformer")
 CRITERIA = {
     "ce": [],
     "mmi": ["mmi.train=true"],
-    "chain": ["train=chain"],
+    "chain": ["train=chain", "decode.windows=[63/31,96/48]"],
     "ctc": ["train=ctc", "decode.windows=[whole]"],
 }  # fmt: skip
 FROM_RANDOM = ("chain", "ctc")
