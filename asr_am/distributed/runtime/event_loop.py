@@ -28,7 +28,6 @@ from asr_am.distributed.team import CommStats
 
 log = logging.getLogger(__name__)
 
-
 SPIN = 1e-3  # seconds for which a waiting thread calls `WaitMonitor.progress` before it sleeps
 
 
@@ -65,7 +64,7 @@ class WaitMonitor:
     def __init__(self, comm_stats: CommStats) -> None:
         self._comm_stats = comm_stats
         self.clock = AwakeClock()
-        self.progress: Callable[[], None] | None = None
+        self.progress: Callable[[], object] | None = None
         self._training_waits = False
         self._wait_end = 0.0  # end of the last wait of the training task
         self._lock = threading.RLock()
@@ -265,18 +264,27 @@ class EventLoop:
                 os.write(self._wake_write, b"x")
 
     def call_here(self, command: Action) -> None:
-        """As `call`, but executes `command` at once in this thread if no callback is executed now. Not for sockets."""
-        if not self._turn.acquire(blocking=False):
+        """As `call`, but at once in this thread if it can be (`try_here`)."""
+        if not self.try_here(command):
             self.call(command)
-            return
+
+    def try_here(self, command: Action) -> bool:
+        """Executes `command` in this thread, after those before it. Not for commands that use sockets.
+
+        Returns:
+            False if a callback is executed now, and so `command` is not.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
         try:
             if not self._ended:
-                self._run_commands()  # those before it
+                self._run_commands()
                 command()
         except Exception as error:
             self._wait_monitor.fail(error)
         finally:
             self._turn.release()
+        return True
 
     def stop(self) -> None:
         """Stops the thread, and waits for its end."""

@@ -186,9 +186,9 @@ class MpiLink:
         self.handlers: dict[int, Callable[[int, bytes], None]] = {}
         self._pending: list[tuple[Any, object, Callable[[], None]]] = []  # request, its buffer, what follows
         self._attentive_until = 0.0
+        self._helped = False  # a waiting thread has polled since the last poll
         event_loop.call(self._poll)
-        self._helped = False  # a waiting thread has progressed messages since the last poll
-        wait_monitor.progress = lambda: event_loop.call_here(self._help)
+        wait_monitor.progress = lambda: event_loop.try_here(self._help)
 
     # called in callbacks of the event loop
 

@@ -185,6 +185,7 @@ def test_a_command_here_is_executed_after_those_before_it_and_never_beside_a_cal
 
     loop.call(callback)
     inside.wait()
+    assert not loop.try_here(lambda: order.append("beside the callback"))
     loop.call_here(lambda: order.append(f"later, {threading.current_thread().name}"))
     assert len(order) == 2
     go_on.set()
