@@ -46,7 +46,7 @@ class ChainOptions:
     """
 
     tolerance: int = 1
-    leaky: float = 1e-5
+    leaky: float = 0.1
     l2: float = 5e-5
     xent: float = 0.1
 
