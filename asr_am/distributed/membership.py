@@ -1,6 +1,6 @@
 """Membership: which learners are alive, in which incarnation, and at which address.
 
-Changed only by the communication thread, inside `WaitMonitor.change`.
+Changed only in callbacks of the event loop, inside `WaitMonitor.change`.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from asr_am.report.markup import table
 from asr_am.stages.layout import corpus_dir
+from asr_am.stages.networks import mmi_run
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.resolvers import composing
@@ -123,7 +124,7 @@ def main() -> None:
         rows = []
         for cell in cells:
             cfg = compose_job([f"corpus={arguments.recipe}", *overrides[cell]])
-            name = cfg.run if cell[0] != "mmi" else cfg.run.replace("-s", "-mmi-s")
+            name = mmi_run(cfg) if cell[0] == "mmi" else cfg.run
             rows.append(row(corpus_dir(cfg), cell[0], name, cfg.lms[0]))
     header = ["criterion", "model", "parameters", "epochs", "minutes", "frames/s", "criterion's share", "dev errors"]
     print(table([*header, "WER [95 %]", "real-time factor"], rows))

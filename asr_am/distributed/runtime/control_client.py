@@ -25,7 +25,7 @@ class Requests:
     """Requests with answers, notifications and events, whatever carries them. Subclasses define `_send`.
 
     Args:
-        on_event: called in the communication thread with each event, in the order in which they were sent.
+        on_event: called in a callback of the event loop with each event, in the order in which they were sent.
     """
 
     def __init__(self, wait_monitor: WaitMonitor, on_event: OnEvent, address: str) -> None:
@@ -61,7 +61,7 @@ class Requests:
         self._send({"op": op, **fields})
 
     def handle(self, message: dict[str, Any]) -> None:
-        """Handles an answer or an event. Called in the communication thread."""
+        """Handles an answer or an event. Called in a callback of the event loop."""
         if "id" in message:
             with self._wait_monitor.change():
                 self._answers[message["id"]] = message

@@ -222,13 +222,14 @@ class TeamEvent:
 
 Action = Callable[[], None]
 MAX_POLL = 0.5  # seconds between two ticks of the clock
-SHORT = 0.4e-3  # seconds that are slept to the end, as sockets are polled for whole milliseconds
+SHORT_WAIT = 0.4e-3  # seconds up to which the loop sleeps and then polls, as a poll takes whole milliseconds
 
 
 class EventLoop:
     """Thread that polls sockets, timers and commands of other threads.
 
-    What a callback raises is raised in the training task, and ends the thread.
+    What a callback raises is raised in the training task, and ends the thread. Another thread may execute a callback
+    itself, between two of the thread (`try_here`).
 
     Attributes:
         context: the ZeroMQ context of all sockets.
@@ -356,7 +357,7 @@ class EventLoop:
     def _poll(self) -> list[tuple[object, int]]:
         """Waits for sockets until the next timer, or until the clock must tick."""
         left = min([MAX_POLL, *(timer[0] - self._clock.now() for timer in self._timers[:1])])
-        if left > SHORT:
+        if left > SHORT_WAIT:
             return self._poller.poll(int(1000 * left) + 1)  # whole milliseconds, rounded up
         if left > 0:
             time.sleep(left)

@@ -4,8 +4,8 @@ Each message is identified by its sender and number. Per tag and receiver at mos
 one more waits for it: a newer one overwrites the waiting one. The receiver returns a credit when a task has received
 the message or when it is rejected, and the sender may then send the next.
 
-`Sender` is called inside `WaitMonitor.change`, by sending tasks and the communication thread. `Receiver` is called by
-the communication thread only, except for `register_tag` and `take`.
+`Sender` is called inside `WaitMonitor.change`, by sending tasks and in callbacks of the event loop. `Receiver` is
+called in these callbacks only, except for `register_tag` and `take`.
 """
 
 from __future__ import annotations
