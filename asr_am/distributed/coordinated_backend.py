@@ -94,6 +94,8 @@ class CoordinatedBackend:
     The supervisor serves leases and barriers. Averages go by messages through the first live learner.
     """
 
+    waits_on_host = True
+
     def __init__(self, control: ControlClient, transport: Transport, rank: int, incarnation: int) -> None:
         self._control, self._transport, self._rank, self._incarnation = control, transport, rank, incarnation
         self._averages = 0

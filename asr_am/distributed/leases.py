@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -326,6 +326,9 @@ class RoundRobinLeases:
         rank: i.
         size: λ.
         gather: `Team.gather`, to collect what the others did.
+
+    Attributes:
+        steps: completed steps of this learner.
     """
 
     ahead = True
@@ -334,6 +337,7 @@ class RoundRobinLeases:
         if segment.begin % size:
             raise ValueError(f"a segment that begins at batch {segment.begin} does not begin a round of {size}")
         self.segment, self._rank, self._size, self._gather = segment, rank, size, gather
+        self.steps = 0
         self._round = 0
         self._rounds_total = -(-segment.total // size)
         self._done: list[tuple[int, int, bool, int]] = []
@@ -355,6 +359,7 @@ class RoundRobinLeases:
         )  # fmt: skip
 
     def complete(self, step_result: StepResult) -> None:
+        self.steps += 1
         if step_result.lease.batch is None:
             return
         self._done.append((step_result.lease.batch, step_result.examples, step_result.applied, step_result.digest))
@@ -362,17 +367,24 @@ class RoundRobinLeases:
         self._correct = self._correct + step_result.correct.double()
         self._frames += step_result.num_frames
 
+    def own_totals(self) -> LossSums:
+        """Returns the sums of this learner's batches so far."""
+        return LossSums(float(self._loss), float(self._correct), self._frames, len(self._done))
+
+    def own_rows(self) -> Tensor:
+        """Returns (batch, examples, applied, digest) of each batch that this learner has completed, [4 x batches]."""
+        return torch.tensor(self._done, dtype=torch.float64).reshape(-1)
+
     def totals(self) -> LossSums:
-        sums = [float(self._loss), float(self._correct), self._frames, len(self._done)]
-        loss, correct, frames, batches = sum_rows(self._gather_all(torch.tensor(sums, dtype=torch.float64)))
+        sums = torch.tensor(astuple(self.own_totals()), dtype=torch.float64)
+        loss, correct, frames, batches = sum_rows(self._gather_all(sums))
         return LossSums(loss, correct, frames, int(batches))
 
     def stop(self, steps: int) -> None:
         self.segment = self.segment.until(min(self.segment.begin + steps * self._size, self.segment.end))
 
     def record(self) -> SegmentRecord:
-        rows = self._gather_all(torch.tensor(self._done, dtype=torch.float64).reshape(-1))
-        return SegmentRecord(self.segment, _completions_of(rows))
+        return SegmentRecord(self.segment, completions_of(self._gather_all(self.own_rows())))
 
     def _gather_all(self, values: Tensor) -> dict[int, Tensor]:
         """Gathers from all learners. Raises LearnerLost if one died, as its part cannot be known."""
@@ -398,7 +410,7 @@ class _OfLastRows(Generic[T]):
 
 
 @_OfLastRows
-def _completions_of(rows: dict[int, Tensor]) -> tuple[Completion, ...]:
+def completions_of(rows: dict[int, Tensor]) -> tuple[Completion, ...]:
     """Returns the completions in gathered rows of (batch, examples, applied, digest), by rank."""
     completions = [
         Completion(int(batch), rank, 0, int(examples), bool(applied), int(digest))

@@ -53,7 +53,9 @@ class Strategy(ABC):
         name: its name in the configuration.
         synchronous: all learners take their steps together, which allows collectives. Otherwise only messages are used.
         fault_tolerant: the others continue without a learner that died. Otherwise its death ends the run.
-        equal_replicas: all learners have the same weights and the same state of the optimizer after every step.
+        equal_replicas: all learners have the same state after every step, but for counts and `residuals`. A step that
+            raises LearnerLost leaves that state as it was before the step.
+        residuals: names in `state_dict` of what each learner has for itself, where replicas are equal.
         params: flat weights and gradient of this learner's model.
         optimizer: the update rule.
         team: this learner's end of the team.
@@ -66,6 +68,7 @@ class Strategy(ABC):
     synchronous = True
     fault_tolerant = False
     equal_replicas = False
+    residuals: tuple[str, ...] = ()
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         self.params, self.optimizer, self.team = params, optimizer, team

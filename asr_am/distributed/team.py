@@ -227,6 +227,13 @@ class Team(Group, Protocol):
         ...
 
     @property
+    def waits_on_host(self) -> bool:
+        """True if `Work.wait` returns after the collective, and raises LearnerLost if that cannot complete. False: a
+        CUDA stream waits in its place (NCCL), and may go on with half a sum until the loss is noticed.
+        """
+        ...
+
+    @property
     def comm_stats(self) -> CommStats:
         """This learner's statistics, counted by the team."""
         ...
@@ -459,6 +466,7 @@ class SingleProcess:
     rejoins = False
     hosts = (0,)
     clock: Literal["wall", "virtual"] = "wall"
+    waits_on_host = True
 
     def __init__(self) -> None:
         self.comm_stats = CommStats()

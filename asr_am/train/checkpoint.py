@@ -3,7 +3,8 @@
 A checkpoint is a directory with `run.pt`, the progress of the run, and a `learner-<rank>.pt` per learner with its
 weights, its optimizer and the rest of its strategy's state. Where replicas are equal, only the first learner's file has
 weights and optimizer. After an epoch that is the best so far it has a `best.pt`.
-It is written under a temporary name and renamed when all parts are on disk. The last two are kept.
+It is written under a temporary name and renamed when all parts are on disk. The last two are kept. What the survivors
+of a lost learner save (`survivors`) is in survivors-<updates>.<launch> until the next team has begun.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 FORMAT = "asr_am training checkpoint 2"
 KEPT = 2
 BEST = "best.pt"
+SURVIVORS = "survivors-"
 COMPLETE = re.compile(r"checkpoint-\d{9}")  # copies that a user has made have other names
 
 
@@ -137,6 +139,33 @@ class Checkpoints:
         partial = self._partial(updates)
         disk.make_dir(partial)
         write_torch(state, partial / f"learner-{rank}.pt")
+
+    def save_survivor(self, updates: int, rank: int, saved: dict[str, Any]) -> None:
+        """Saves what a survivor has done since the checkpoint after `updates` updates (`survivors`)."""
+        self.terms.check()
+        folder = self.directory / f"{SURVIVORS}{updates:09d}.{self.terms.launch}"
+        disk.make_dir(folder)
+        write_torch({"fingerprint": self.fingerprint, **saved}, folder / f"learner-{rank}.pt")
+
+    def load_survivors(self) -> dict[int, dict[str, Any]]:
+        """Returns, by rank, what survivors have saved since the newest checkpoint, those of the newest launch."""
+        updates = self.paths()[-1].name.removeprefix("checkpoint-") if self.paths() else f"{0:09d}"
+        folders = sorted(self.directory.glob(f"{SURVIVORS}{updates}.*"), key=lambda path: path.stat().st_mtime)
+        found: dict[int, dict[str, Any]] = {}
+        for path in folders[-1].glob("learner-*.pt") if folders else ():
+            try:
+                saved = read_torch(path, "the steps since the checkpoint are done again")
+            except InputError as error:
+                log.warning("%s", error)
+                continue
+            if saved["fingerprint"] == self.fingerprint:
+                found[int(path.stem.removeprefix("learner-"))] = saved
+        return dict(sorted(found.items()))
+
+    def remove_survivors(self) -> None:
+        """Removes what survivors have saved. Called by the leader."""
+        for found in self.directory.glob(f"{SURVIVORS}*"):
+            disk.remove_at_once(found)
 
     def best_model(self, updates: int) -> Path:
         """Returns where to save the best model so far, which becomes the run's best.pt with this checkpoint."""

@@ -46,6 +46,15 @@ class NoCheckpoints(Checkpoints):
     def save_learner(self, updates: int, rank: int, state: dict[str, Any]) -> None:
         pass
 
+    def save_survivor(self, updates: int, rank: int, saved: dict[str, Any]) -> None:
+        pass
+
+    def load_survivors(self) -> dict[int, dict[str, Any]]:
+        return {}
+
+    def remove_survivors(self) -> None:
+        pass
+
     def best_model(self, updates: int) -> Path:
         return Path()
 

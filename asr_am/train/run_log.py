@@ -178,6 +178,23 @@ class RunLog:
             self.progress_bar.below = self.view.lines
         return self.view
 
+    def metrics_bytes(self, begin: int, updates: int) -> int:
+        """Returns the bytes of metrics.jsonl up to the line of `updates` updates, or the last one before it.
+
+        Args:
+            begin: bytes that are kept anyway. What follows is of one epoch.
+        """
+        path = self.out / "metrics.jsonl"
+        for line in path.read_bytes()[begin:].splitlines(keepends=True) if path.exists() else ():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break  # it was being written
+            if "train_loss" in record or record["batch"] > updates or not line.endswith(b"\n"):
+                break  # the epoch was not finished
+            begin += len(line)
+        return begin
+
     def sync(self) -> tuple[int, int]:
         """Makes metrics.jsonl and leases.jsonl durable, and returns their bytes."""
         return self._metrics.sync(), self._leases.sync()

@@ -32,6 +32,7 @@ from asr_am.distributed.leases import (
     LearnerLost,
     Leases,
     LossSums,
+    RoundRobinLeases,
     Segment,
     SegmentRecord,
     ServerRecord,
@@ -51,6 +52,7 @@ from asr_am.train.resume import REPLICA, learner_part, merged_part
 from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
+from asr_am.train.survivors import Survivors, survives_losses, to_save
 from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions, cores
 from asr_am.train.trainable import Plan, Trainable, running_statistics
@@ -194,6 +196,7 @@ class Trainer:
             if self.leadership.leads:
                 self.leadership.claim()
                 self.checkpoints.set_damaged_aside()
+                self._adopt_survivors()
             rows = self.team.gather(torch.zeros(0, dtype=torch.float64))  # no earlier launch writes any more
             if self.leadership.leader in rows:
                 self._resume()
@@ -210,6 +213,40 @@ class Trainer:
                 if self.leadership.leader in rows:
                     break
             self.leadership.leader = min(rows)
+
+    def _adopt_survivors(self) -> None:
+        """Makes a checkpoint of what survivors of the team before have saved since the newest one, if they have."""
+        if survivors := Survivors.of(self.checkpoints.load_survivors(), self.learners):
+            state = self.checkpoints.load()
+            self.progress = TrainProgress(**state["cursor"]) if state else self.progress
+            plan = self.setup.plan(self.progress.epoch)
+            end = self.progress.done + survivors.steps * self.learners
+            if self.progress.learners == self.learners and end < len(plan):  # the end of an epoch takes a team
+                self._commit_survivors(survivors, plan, end, state["members"] if state else [])
+        self.checkpoints.remove_survivors()
+
+    def _commit_survivors(self, survivors: Survivors, plan: Plan, end: int, members: list[int]) -> None:
+        """Makes that checkpoint.
+
+        Args:
+            plan: the batches of the epoch.
+            end: one past the last batch that is done.
+            members: ranks that have saved the newest checkpoint.
+        """
+        progress = self.progress
+        kept, segment = progress.kept[0], self._segment(plan, end)
+        former = {rank: self.checkpoints.load_learner(rank) for rank in members}
+        record = survivors.record(segment, examples_of(plan, segment.begin, end))
+        self._advance(record, plan, survivors.totals(len(segment)))
+        progress.seconds += survivors.seconds
+        for rank, part in survivors.parts(self.learners, self.strategy, former):
+            self.checkpoints.save_learner(progress.updates, rank, part)
+        self._open_log(self.run_log.metrics_bytes(kept, progress.updates))
+        self._commit(record, list(range(self.learners)))
+        log.info(
+            "%d of %d learners have saved their state after the %d steps since the last checkpoint",
+            len(survivors.saved), self.learners, survivors.steps,
+        )  # fmt: skip
 
     def _open_log(self, keep_metrics: int | None) -> None:
         keep, terms = (keep_metrics, self.progress.kept[1]), self.checkpoints.terms
@@ -288,17 +325,33 @@ class Trainer:
     def _do_segment(self, schedule: Schedule) -> None:
         """Trains up to the next checkpoint, or to the end of the epoch."""
         progress, team, plan = self.progress, self.team, self.setup.plan(self.progress.epoch)
-        segment = self._segment(plan)
+        segment, updates = self._segment(plan, self._next_end(plan)), progress.updates
         leases = team.leases(segment, self.strategy.synchronous)
         if not self._rejoined:
             self.strategy.rejoin()
             self._rejoined = True
-        gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
-        gradient = team.timed(gradients) if team.rank < self.learners else no_gradient
         self.run_log.progress_bar.epoch(progress.epoch, len(plan), progress.done)
         self._segment_begin = begin = team.now()
         self._last_report = Report(begin, LossSums(), progress.updates // self.options.report_every)
-        batches = progress.batches_per_learner.get(team.rank, 0)
+        try:
+            stops = self._do_steps(GradientComputer(
+                self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall"
+            ), leases)  # fmt: skip
+            record = self._finish_segment(plan, leases, team.now() - begin)
+            if progress.done == len(plan):
+                self._finish_epoch()
+            self._checkpoint(record)
+        except Exception as error:
+            if isinstance(error, LearnerLost) or not isinstance(error, InputError):
+                self._save_as_survivor(leases, updates, team.now() - begin)
+            raise
+        if stops or len(record.segment) < len(segment):
+            raise Preempted(f"{self.setup.out}: a checkpoint was written, and the same command continues from there")
+
+    def _do_steps(self, gradients: GradientComputer, leases: Leases) -> bool:
+        """Does the steps of a segment. Returns True if it was cut short, as the run is to end."""
+        gradient = self.team.timed(gradients) if self.team.rank < self.learners else no_gradient
+        batches = self.progress.batches_per_learner.get(self.team.rank, 0)
         steps, stops = 0, False
         while (step_result := self.strategy.step(gradient)) is not None:
             leases.complete(step_result)
@@ -310,12 +363,24 @@ class Trainer:
                 leases.stop(steps)
                 gradients.stop()
         self.strategy.drain()
-        record = self._finish_segment(plan, leases, team.now() - begin)
-        if progress.done == len(plan):
-            self._finish_epoch()
-        self._checkpoint(record)
-        if stops or len(record.segment) < len(segment):
-            raise Preempted(f"{self.setup.out}: a checkpoint was written, and the same command continues from there")
+        return stops
+
+    def _save_as_survivor(self, leases: Leases, updates: int, seconds: float) -> None:
+        """Saves the state after the last completed step: another learner was lost in the next one.
+
+        Args:
+            updates: those before the segment.
+            seconds: duration of the segment so far.
+        """
+        if not isinstance(leases, RoundRobinLeases) or not survives_losses(self.strategy, self.team):
+            return
+        if not leases.steps:
+            return  # the checkpoint has all
+        try:
+            saved = to_save(self._part(), leases, self.team, seconds)
+            self.checkpoints.save_survivor(updates, self.team.rank, saved)
+        except (InputError, OSError) as problem:
+            log.warning("learner %d cannot save its steps since the last checkpoint: %s", self.team.rank, problem)
 
     def _is_preempted(self) -> bool:
         """Returns True if this learner has been asked to end, or any of a synchronous team, which agrees on it."""
@@ -330,11 +395,14 @@ class Trainer:
         rows = self.team.gather(torch.tensor([float(preempted())], dtype=torch.float64))
         return any(bool(row[0]) for row in rows.values())
 
-    def _segment(self, plan: Plan) -> Segment:
-        """Returns the next batches of the epoch, up to the next checkpoint."""
+    def _next_end(self, plan: Plan) -> int:
+        """Returns one past the last batch before the next checkpoint."""
+        by_time = self.progress.pace if self.options.checkpoint_minutes else 0
+        return min(self.progress.done + (by_time or self.options.checkpoint_every) * self.learners, len(plan))
+
+    def _segment(self, plan: Plan, end: int) -> Segment:
+        """Returns the next batches of the epoch, up to batch `end`."""
         progress = self.progress
-        by_time = progress.pace if self.options.checkpoint_minutes else 0
-        end = min(progress.done + (by_time or self.options.checkpoint_every) * self.learners, len(plan))
         first, last = progress.done * plan.batch_size, end * plan.batch_size
         frames_N = plan.frames(slice(first, last))
         frames = np.add.reduceat(frames_N, np.arange(0, len(frames_N), plan.batch_size))
@@ -413,17 +481,9 @@ class Trainer:
         """
         record, totals = leases.record(), leases.totals()
         progress, segment = self.progress, record.segment
-        totals += LossSums(*progress.totals)  # type: ignore[arg-type]
-        self._require_finite(totals.mean_loss)
         self.model_state.params.check()
         self._average_statistics()
-        batches = range(segment.begin, segment.end)
-        record.audit([min(plan.batch_size, plan.num_examples - n * plan.batch_size) for n in batches])
-        for completion in record.completions:
-            progress.batches_per_learner[completion.owner] = progress.batches_per_learner.get(completion.owner, 0) + 1
-        progress.done = segment.end
-        progress.updates = progress.updates_before + -(-segment.end // self.learners)
-        progress.totals = list(astuple(totals))
+        self._advance(record, plan, totals)
         unapplied = self.strategy.unapplied(record)
         applied = [] if unapplied is None else [unapplied[0], self.team.incarnation, *unapplied[1]]
         rows = self.team.gather(torch.tensor([seconds, *applied], dtype=torch.float64))
@@ -444,6 +504,18 @@ class Trainer:
         if servers and self.leadership.leads:  # a server that died since does not know what its predecessor has applied
             record = replace(record, lost=leases.record().lost)
         return replace(record, servers=tuple(sorted(servers, key=lambda server: server.shard)))
+
+    def _advance(self, record: SegmentRecord, plan: Plan, totals: LossSums) -> None:
+        """Audits the leases of a segment, and adds it to the progress. `totals` are its sums."""
+        progress, segment = self.progress, record.segment
+        totals += LossSums(*progress.totals)  # type: ignore[arg-type]
+        self._require_finite(totals.mean_loss)
+        record.audit(examples_of(plan, segment.begin, segment.end))
+        for completion in record.completions:
+            progress.batches_per_learner[completion.owner] = progress.batches_per_learner.get(completion.owner, 0) + 1
+        progress.done = segment.end
+        progress.updates = progress.updates_before + -(-segment.end // self.learners)
+        progress.totals = list(astuple(totals))
 
     def _average_statistics(self) -> None:
         """Gives all learners the mean of their running statistics."""
@@ -500,17 +572,10 @@ class Trainer:
         The segment counts when all live learners know that its checkpoint is complete. If the leader dies meanwhile,
         the next one completes it. best.pt and leases.jsonl change with the checkpoint only.
         """
-        strategy_state = self.strategy.state_dict()
+        part = self._part()
         if self.strategy.equal_replicas and self.team.rank > 0:
-            strategy_state = {key: value for key, value in strategy_state.items() if key not in REPLICA}
-        state: dict[str, Any] = {
-            "strategy": strategy_state,
-            "usage": comm_stats_to_dict(self.team.comm_stats),
-            "rng": torch.get_rng_state(),
-            "threads": torch.get_num_threads(),
-            "statistics": self._statistics,
-        }
-        self.checkpoints.save_learner(self.progress.updates, self.team.rank, state)
+            part["strategy"] = {key: value for key, value in part["strategy"].items() if key not in REPLICA}
+        self.checkpoints.save_learner(self.progress.updates, self.team.rank, part)
         members = self.team.gather(torch.zeros(0, dtype=torch.float64))
         lost = set(range(self.team.size)) - members.keys()
         if not self.strategy.fault_tolerant and lost:
@@ -518,6 +583,16 @@ class Trainer:
         self.leadership.elect(members)
         kept = self.leadership.do(lambda: self._commit(record, sorted(members)), otherwise=self.progress.kept)
         self.progress.kept = [int(size) for size in kept]
+
+    def _part(self) -> dict[str, Any]:
+        """Returns what this learner saves in a checkpoint."""
+        return {
+            "strategy": self.strategy.state_dict(),
+            "usage": comm_stats_to_dict(self.team.comm_stats),
+            "rng": torch.get_rng_state(),
+            "threads": torch.get_num_threads(),
+            "statistics": self._statistics,
+        }
 
     def _commit(self, record: SegmentRecord, members: list[int]) -> list[int]:
         """Completes the checkpoint whose parts `members` have saved, and returns `TrainProgress.kept`.
@@ -534,6 +609,11 @@ class Trainer:
         self.checkpoints.commit(self.progress.updates, {"cursor": asdict(self.progress), "members": members})
         self.checkpoints.publish(self.setup.out)
         return self.progress.kept
+
+
+def examples_of(plan: Plan, begin: int, end: int) -> list[int]:
+    """Returns the number of examples of each batch begin..end."""
+    return [min(plan.batch_size, plan.num_examples - n * plan.batch_size) for n in range(begin, end)]
 
 
 def no_gradient(on_bucket: BucketHook | None) -> StepResult | None:

@@ -185,12 +185,8 @@ class Forgets(Topk):
 class OwnOnly(Topk):
     """Sends what is largest in its own gradient, not in the sum with the error."""
 
-    def _set_mean(self, index: Tensor, sent: Tensor) -> None:
-        self._error[index] = sent
-        own = self.params.g.abs().topk(self._k, sorted=False).indices
-        sent = self._error[own]
-        self._error[own] = 0.0
-        super()._set_mean(own, sent)
+    def _largest(self) -> Tensor:
+        return (self.params.g - self._error).abs().topk(self._k, sorted=False).indices
 
 
 class LowRankForgets(Powersgd):

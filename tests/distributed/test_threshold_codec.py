@@ -34,7 +34,9 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Selects one of the two implementations of encoding."""
     if request.param == "whole tensors":
         encode_tensors = threshold._encode_tensors
-        monkeypatch.setattr(threshold, "encode", lambda r, tau, g=None: encode_tensors(r, tau, g))
+        monkeypatch.setattr(
+            threshold, "encode", lambda r, tau, g=None, to=None: encode_tensors(r, tau, g, r if to is None else to)
+        )
 
 
 @pytest.mark.usefixtures("path")
@@ -48,6 +50,16 @@ def test_words_and_residual_equal_those_of_a_loop(length: int) -> None:
         words = threshold.encode(residual, TAU, g)
         assert words.dtype == torch.int32 and [word & 0xFFFFFFFF for word in words.tolist()] == slow_encode(slow, TAU)
         assert torch.equal(residual, slow) and not g.any()
+
+
+@pytest.mark.usefixtures("path")
+def test_the_new_residual_may_go_elsewhere() -> None:
+    before, gradient = rows(2, 1000)
+    residual, remains = before.clone(), torch.empty(1000)
+    words = threshold.encode(residual, TAU, gradient.clone(), remains)
+    assert torch.equal(residual, before)
+    in_place = before.clone()
+    assert torch.equal(threshold.encode(in_place, TAU, gradient.clone()), words) and torch.equal(in_place, remains)
 
 
 @pytest.mark.usefixtures("path")

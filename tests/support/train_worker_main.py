@@ -55,6 +55,6 @@ if __name__ == "__main__":
         be_impatient()
     team = connect()
     if team.rank == int(fails) and team.incarnation == 0:
-        die_in(ModelState, "backward", 5, how)
+        die_in(ModelState, "backward", 6, how)  # in the second step of a segment
     train(Path(egs_dir), Path(out), OPTIONS, strategy=STRATEGIES[strategy], team=team)
     end_process()

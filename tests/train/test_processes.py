@@ -34,13 +34,19 @@ def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_four_processes_are_four_virtual_learners_also_when_one_was_killed(egs_dir: Path, tmp_path: Path) -> None:
     virtual = virtually(egs_dir, tmp_path / "virtual", STRATEGIES["sync"])
     real = train_in_processes(egs_dir, tmp_path / "real", "sync", fails=2)
-    assert real["restarts"] == 4, "it went on from the checkpoint of the first segment"
+    assert real["restarts"] == 4
     assert real["heldout_loss"] == pytest.approx(virtual["heldout_loss"], rel=1e-5)
-    assert real["train_loss"] == pytest.approx(virtual["train_loss"], rel=1e-5)
+    assert real["train_loss"] == pytest.approx(virtual["train_loss"], rel=0.01), "that of the lost one is not known"
     assert real["batches_per_learner"] == virtual["batches_per_learner"] and real["clock"] == "wall"
     lines = lease_log(tmp_path / "real")
     assert len({line["launch"] for line in lines}) == 2, "each start of the team has a name of its own"
-    assert [{k: v for k, v in line.items() if k != "launch"} for line in lines] == lease_log(tmp_path / "virtual")
+    columns = ("batch", "owner", "examples", "digest")
+    done, expected = (
+        [(line["epoch"], *row) for line in log for row in zip(*(line[name] for name in columns), strict=True)]
+        for log in (lines, lease_log(tmp_path / "virtual"))
+    )
+    assert done == expected, "each batch once, by the learner whose turn it was"
+    assert sum(len(line["batch"]) == 4 for line in lines) == 1, "survivors have kept the step before the loss"
     assert not audit(tmp_path / "real").problems
 
 

@@ -85,7 +85,10 @@ def test_a_resumed_run_gives_the_same_bits(egs_dir: Path, tmp_path: Path, name: 
     assert states(tmp_path / "again") == states(tmp_path / "whole") and again["restarts"] == 4
     assert again["faults_fired"] == {"crash": 1}
     assert resumed["heldout_loss"] == json.loads((tmp_path / "whole/summary.json").read_text())["heldout_loss"]
-    assert lease_log(tmp_path / "cut") == lease_log(tmp_path / "whole")
+    if name == "sync":  # its survivors have kept the steps since the checkpoint (test_survivors.py)
+        assert len(lease_log(tmp_path / "cut")) == len(lease_log(tmp_path / "whole")) + 1
+    else:
+        assert lease_log(tmp_path / "cut") == lease_log(tmp_path / "whole")
 
 
 def test_checkpoints_by_time_change_no_bit(egs_dir: Path, tmp_path: Path) -> None:

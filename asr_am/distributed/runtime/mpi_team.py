@@ -159,6 +159,8 @@ class MpiTransport:
 class MpiBackend:
     """Collectives and control plane of a synchronous team. The arguments are those of `MpiGroup`."""
 
+    waits_on_host = True
+
     def __init__(
         self, link: MpiLink, event_loop: EventLoop, wait_monitor: WaitMonitor, comm_stats: CommStats, wire: torch.dtype
     ) -> None:

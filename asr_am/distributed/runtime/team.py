@@ -27,6 +27,8 @@ class Backend(Protocol):
 
     @property
     def world(self) -> Group: ...
+    @property
+    def waits_on_host(self) -> bool: ...
     def split(self, groups: Sequence[Sequence[int]]) -> Group | None: ...
     def leases(self, segment: Segment, synchronous: bool) -> Leases: ...
     def gather(self, values: Tensor) -> dict[int, Tensor]: ...
@@ -63,6 +65,7 @@ class ProcessTeam:
         self.rank, self.size, self.incarnation = membership.rank, membership.size, incarnation
         self.launch = launch
         self.hosts, self.comm_stats = tuple(hosts), comm_stats
+        self.waits_on_host = backend.waits_on_host
         self.ranks, self.rejoins = membership.ranks, membership.rejoins
         self._membership, self._wait_monitor, self._event_loop = membership, wait_monitor, event_loop
         self._transport, self._backend, self._compute_emulator = transport, backend, compute_emulator

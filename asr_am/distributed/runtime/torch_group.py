@@ -211,6 +211,7 @@ class TorchBackend:
             if name is not None and (is_loopback(address) or variable not in os.environ):
                 os.environ[variable] = name  # on one host, nothing listens elsewhere whatever the user has set
         self._nccl = gpu_collectives == "nccl"
+        self.waits_on_host = not self._nccl
         self._through_cpu = torch.cuda.is_available() and not self._nccl
         # The transport finds lost learners, and `lose` ends their collectives. NCCL would end the process instead.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

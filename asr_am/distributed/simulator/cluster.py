@@ -87,6 +87,15 @@ class SimHost:
     def preempt(self) -> None:
         raise RuntimeError("a virtual cluster is not preempted")
 
+    def await_end(self, seconds: float) -> bool:
+        scheduler, learners = self._cluster.scheduler, self._cluster.learners
+        end = scheduler.now + seconds
+        while any(learners[rank].alive and learners[rank].stopped_until <= scheduler.now for rank in self.ranks):
+            if scheduler.now >= end:
+                return False
+            scheduler.sleep(seconds / 10)
+        return True
+
     def end(self) -> None:
         for rank in self.ranks:
             self.kill(rank)

@@ -49,6 +49,7 @@ class SimTeam:
     """The `Team` of one incarnation of a virtual learner."""
 
     clock: Literal["wall", "virtual"] = "virtual"
+    waits_on_host = True
 
     def __init__(self, cluster: SimContext, learner: SimLearner, control: ControlClient, launch: str) -> None:
         self._cluster, self._learner, self._scheduler = cluster, learner, cluster.scheduler

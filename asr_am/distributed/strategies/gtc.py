@@ -58,6 +58,7 @@ class Gtc(Strategy):
     """
 
     name = "gtc"
+    residuals = ("residual",)
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team,
@@ -71,7 +72,9 @@ class Gtc(Strategy):
         self._dense_above = 2 / self.team.size if dense_above is None else dense_above
         ends = [*range(bucket, len(params), bucket), len(params)]
         self._buckets = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        self.equal_replicas = not self._momentum_first  # else each learner has momentum of its own
         self.residual = torch.zeros_like(params.w) if self.team.size > 1 else params.w.new_empty(0)
+        self._next = self.residual if self._momentum_first else torch.empty_like(self.residual)  # after this step
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = gradient(None)  # g_i = calGrad(W)
@@ -107,7 +110,7 @@ class Gtc(Strategy):
         threshold = unit * self.team.size  # exact, so that what is sent and what remains add up
         for part in self._buckets:
             g = None if self._momentum_first else self.params.g[part]
-            packed = encode(self.residual[part], threshold, g)
+            packed = encode(self.residual[part], threshold, g, self._next[part])
             length = torch.tensor([len(packed)], dtype=torch.int32, device=packed.device)
             messages.append((packed, self.team.start_all_gather(length)))
         total, pending = 0, []
@@ -117,6 +120,7 @@ class Gtc(Strategy):
             pending.append(self._send(self.params.g[part], packed, lengths))
         for part, work in zip(self._buckets, pending, strict=True):
             self._receive(self.params.g[part], work, unit)
+        self.residual, self._next = self._next, self.residual  # as nothing can fail any more
         self.metrics["elements"] += len(self.params)
         self._adapt(total / (len(self.params) * self.team.size))
 

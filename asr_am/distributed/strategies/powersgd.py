@@ -70,6 +70,7 @@ class Powersgd(Strategy):
     """
 
     name = "powersgd"
+    equal_replicas, residuals = True, ("error",)
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team, rank: int = 4, min_compression: float = 1.0
@@ -126,17 +127,18 @@ class Powersgd(Strategy):
         """Sets g to the mean of P̂ Qᵀ and of what is not factored."""
         g, error, (first, second) = self.params.g, self._error, self._modelled
         self.team.simulate_cost("factoring", len(g))
-        own = [each.view(error).add_(each.view(g)) for each in self._factored]  # M_i
+        own = [each.view(g).add_(each.view(error)) for each in self._factored]  # M_i
         P = [M @ each.Q for M, each in zip(own, self._factored, strict=True)]
         PackedMean(self.team, [*P, *self._others(g)], first).wait()
         P_hat = [torch.linalg.qr(p).Q for p in P]
         Q = [M.T @ p for M, p in zip(own, P_hat, strict=True)]
         for M, p, q in zip(own, P_hat, Q, strict=True):
-            M.sub_(p @ q.T)  # E_i
+            M.sub_(p @ q.T)
         if Q:
             PackedMean(self.team, Q, second).wait()
-        for each, p, q in zip(self._factored, P_hat, Q, strict=True):
-            each.view(g).copy_(p @ q.T)
+        for each, M, p, q in zip(self._factored, own, P_hat, Q, strict=True):
+            each.view(error).copy_(M)  # E_i changes when nothing can fail any more
+            M.copy_(p @ q.T)
             each.Q = q
 
     def _others(self, g: Tensor) -> Sequence[Tensor]:

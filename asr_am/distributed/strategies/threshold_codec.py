@@ -21,21 +21,26 @@ INDEX, SIGN = 0x7FFFFFFF, -0x80000000  # bit masks of a word
 BLOCK = 32  # elements that stay in a core's first-level cache while they are added, compared and searched
 
 
-def encode(residual: Tensor, threshold: float, gradient: Tensor | None = None) -> Tensor:
+def encode(
+    residual: Tensor, threshold: float, gradient: Tensor | None = None, remains: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """Packs the elements beyond the threshold and subtracts ±threshold from them.
 
     Args:
-        residual: float32 [N], changed in place.
+        residual: float32 [N].
         threshold: τ.
         gradient: float32 [N]. If given, it is first added to the residual and then zeroed, in one pass through memory.
+        remains: float32 [N], where the new residual is written. None: over `residual`.
 
     Returns:
         The words [n], int32.
     """
+    remains = residual if remains is None else remains
     if residual.is_cuda:
-        return _encode_tensors(residual, threshold, gradient)
+        return _encode_tensors(residual, threshold, gradient, remains)
     packed = np.empty(len(residual), np.int32)
-    count = _encode(residual.numpy(), np.float32(threshold), None if gradient is None else gradient.numpy(), packed)
+    added = None if gradient is None else gradient.numpy()
+    count = _encode(residual.numpy(), np.float32(threshold), added, remains.numpy(), packed)
     return torch.from_numpy(packed[:count].copy())
 
 
@@ -64,14 +69,16 @@ def round_to_exact(value: float, most: int) -> float:
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
-def _encode_tensors(residual: Tensor, threshold: float, gradient: Tensor | None) -> Tensor:
+def _encode_tensors(residual: Tensor, threshold: float, gradient: Tensor | None, remains: Tensor) -> Tensor:
     """Does the same by operations on whole tensors, for a GPU."""
-    if gradient is not None:
-        residual.add_(gradient)
+    if gradient is None:
+        remains.copy_(residual)
+    else:
+        torch.add(residual, gradient, out=remains)
         gradient.zero_()
-    index = (residual.abs() > threshold).nonzero().squeeze(1)
-    beyond = residual[index]
-    residual[index] = beyond - torch.copysign(torch.full_like(beyond, threshold), beyond)
+    index = (remains.abs() > threshold).nonzero().squeeze(1)
+    beyond = remains[index]
+    remains[index] = beyond - torch.copysign(torch.full_like(beyond, threshold), beyond)
     return index.to(torch.int32) | (beyond.view(torch.int32) & SIGN)
 
 
@@ -79,14 +86,20 @@ def _encode_tensors(residual: Tensor, threshold: float, gradient: Tensor | None)
 
 
 @numba.njit(nogil=True, cache=True)
-def _encode(r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, packed: np.ndarray) -> int:
+def _encode(
+    r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, remains: np.ndarray, packed: np.ndarray
+) -> int:  # fmt: skip
     """Encodes into `packed` [N] and returns n."""
     n = 0
     for begin in range(0, len(r), BLOCK):
-        part = r[begin : begin + BLOCK]
-        if gradient is not None:
-            part += gradient[begin : begin + BLOCK]
-            gradient[begin : begin + BLOCK] = 0
+        before, part = r[begin : begin + BLOCK], remains[begin : begin + BLOCK]
+        if gradient is None:
+            part[:] = before
+        else:
+            added = gradient[begin : begin + BLOCK]
+            for i in range(len(part)):
+                part[i] = before[i] + added[i]
+            added[:] = 0
         beyond = np.int32(0)
         for i in range(len(part)):  # without a branch, so that it compiles to vector instructions
             beyond += np.int32(abs(part[i]) > threshold)

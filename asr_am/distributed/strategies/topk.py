@@ -41,6 +41,7 @@ class Topk(Strategy):
     """
 
     name = "topk"
+    equal_replicas, residuals = True, ("error",)
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team, density: float = 0.01) -> None:
         if not 0 < density <= 1:
@@ -55,20 +56,30 @@ class Topk(Strategy):
         step_result = gradient(None)  # g_i = calGrad(W)
         if step_result is None:
             return None
-        self._error += self.params.g
-        index = self._error.abs().topk(self._k, sorted=False).indices
-        sent = self._error[index]
+        g = self.params.g
+        g += self._error  # e_i itself changes when all have what is sent
+        index = self._largest()
+        messages = self._exchange(index, g[index])
+        self._error.copy_(g)
         self._error[index] = 0.0
-        self._set_mean(index, sent)
+        self._set_mean(messages)
         self.optimizer.step()
         self.staleness[0] += 1
         return step_result
 
-    def _set_mean(self, index: Tensor, sent: Tensor) -> None:
-        """Sets g to the mean of all learners' s_i, added in rank order."""
+    def _largest(self) -> Tensor:
+        """Returns the indices of s_i, when g is e_i."""
+        return self.params.g.abs().topk(self._k, sorted=False).indices
+
+    def _exchange(self, index: Tensor, sent: Tensor) -> list[Tensor]:
+        """Sends s_i to all learners. Returns the messages of all, in rank order."""
         packed = torch.cat([index.to(torch.int32), sent.view(torch.int32)])
+        return self.team.start_all_gather(packed, [len(packed)] * self.team.size).wait()
+
+    def _set_mean(self, messages: list[Tensor]) -> None:
+        """Sets g to the mean of all learners' s_i, added in rank order."""
         g = self.params.g.zero_()
-        for message in self.team.start_all_gather(packed, [len(packed)] * self.team.size).wait():
+        for message in messages:
             indices, values = message[: self._k], message[self._k :]
             g[indices.long()] += values.view(torch.float32)
         g.div_(self.team.size)

@@ -1,0 +1,132 @@
+"""What the survivors of a synchronous team save when it loses a learner, so that no completed step is done again.
+
+A strategy with equal replicas changes weights, optimizer and residuals only after its collectives. A loss that
+interrupts a step so leaves a survivor with its state after the step before. It saves that, with what it has done since
+the checkpoint. The leader of the next team makes a checkpoint of these files, as if the segment had ended there.
+
+A survivor may have completed one step more than another. The later step counts, as the gradients of all learners are in
+it. A learner that is dead, or that has not completed that step, continues with the replica of another one. Its residual
+is lost, and counted as `residuals lost`.
+
+Shapes: N elements of all parameters together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any, NamedTuple
+
+from asr_am.distributed.leases import Completion, LossSums, RoundRobinLeases, Segment, SegmentRecord, completions_of
+from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.team import CommStats, Team
+from asr_am.train.comm_metrics import comm_stats_to_dict
+from asr_am.train.resume import REPLICA
+
+Part = dict[str, Any]  # of a checkpoint: what one learner saves
+Saved = dict[str, Any]  # what one survivor saves
+COPIES = 2  # learners of each host that save the replica
+
+
+def survives_losses(strategy: Strategy, team: Team) -> bool:
+    """Returns whether the loss of a learner leaves the others with their state after the last completed step."""
+    return strategy.synchronous and strategy.equal_replicas and team.waits_on_host and team.size > 1
+
+
+def to_save(part: Part, leases: RoundRobinLeases, team: Team, seconds: float) -> Saved:
+    """Returns what a survivor saves.
+
+    Args:
+        part: its part of a checkpoint, with its replica.
+        leases: its leases of the segment that was interrupted.
+        seconds: duration of the segment so far.
+    """
+    hosts, strategy = team.hosts, part["strategy"]
+    if sum(hosts[rank] == hosts[team.rank] for rank in range(team.rank)) >= COPIES:
+        strategy = {name: value for name, value in strategy.items() if name not in REPLICA}
+    return {
+        "part": {**part, "strategy": strategy}, "learners": team.size, "steps": leases.steps, "seconds": seconds,
+        "done": leases.own_rows(), "totals": list(astuple(leases.own_totals())),
+    }  # fmt: skip
+
+
+class Survivors(NamedTuple):
+    """The survivors that have completed the most steps of a segment.
+
+    Attributes:
+        steps: completed steps.
+        saved: by rank, what they have saved.
+        replica: weights and optimizer, the same for all learners.
+    """
+
+    steps: int
+    saved: dict[int, Saved]
+    replica: dict[str, Any]
+
+    @classmethod
+    def of(cls, found: Mapping[int, Saved], learners: int) -> Survivors | None:
+        """Returns the survivors among `found`, by rank, that belong to a team of so many learners.
+
+        None: there are none, or none of them has saved the replica.
+        """
+        own = {rank: saved for rank, saved in found.items() if saved["learners"] == learners}
+        steps = max((saved["steps"] for saved in own.values()), default=0)
+        ahead = {rank: saved for rank, saved in own.items() if saved["steps"] == steps}
+        for saved in ahead.values():
+            state = saved["part"]["strategy"]
+            if state.keys() >= REPLICA:
+                return cls(steps, ahead, {name: state[name] for name in REPLICA})
+        return None
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the segment so far."""
+        return max(float(saved["seconds"]) for saved in self.saved.values())
+
+    def record(self, segment: Segment, examples: Sequence[int]) -> SegmentRecord:
+        """Returns the record of the steps. What the other learners did follows from the steps.
+
+        Args:
+            segment: the batches of these steps.
+            examples: number of examples of each of them.
+        """
+        rows = {rank: saved["done"] for rank, saved in self.saved.items()}
+        done = {completion.batch: completion for completion in completions_of(rows)}
+        for batch, count in zip(range(segment.begin, segment.end), examples, strict=True):
+            owner = batch % segment.learners
+            done.setdefault(batch, Completion(batch, owner, 0, count, True, segment.digest(batch)))
+        return SegmentRecord(segment, tuple(done[batch] for batch in sorted(done)))
+
+    def totals(self, batches: int) -> LossSums:
+        """Returns the sums over all batches of the steps, with the means of those of the survivors."""
+        columns = zip(*(saved["totals"] for saved in self.saved.values()), strict=True)
+        loss, correct, frames, known = (float(sum(column)) for column in columns)
+        scale = batches / max(known, 1.0)
+        return LossSums(loss * scale, correct * scale, frames * scale, batches)
+
+    def parts(self, learners: int, strategy: Strategy, former: Mapping[int, Part]) -> Iterator[tuple[int, Part]]:
+        """Yields rank and part of each learner for a checkpoint after the steps.
+
+        Args:
+            strategy: has done nothing yet.
+            former: by rank, the parts of the checkpoint before. Empty if there was none.
+        """
+        for rank in range(learners):
+            part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(strategy, former.get(rank))
+            state = {name: value for name, value in part["strategy"].items() if name not in REPLICA}
+            yield rank, {**part, "strategy": {**state, **(self.replica if rank == 0 else {})}}
+
+    def _part_of_lost(self, strategy: Strategy, former: Part | None) -> Part:
+        """Returns the part of a learner that has saved nothing. `former` is that of the checkpoint before, if any."""
+        part = next(iter(self.saved.values()))["part"]
+        new = strategy.state_dict()
+        counted = new if former is None else former["strategy"]
+        counts = Counter(counted["counts"])
+        if strategy.residuals:
+            counts["residuals lost"] += 1
+        staleness = Counter(counted["staleness"]) + Counter({0: self.steps})
+        own = {name: new[name] for name in strategy.residuals}
+        own |= {"staleness": dict(staleness), "counts": dict(counts)}
+        usage = comm_stats_to_dict(CommStats()) if former is None else former["usage"]
+        return {**part, "strategy": {**part["strategy"], **own}, "usage": usage, "rng": None}

@@ -1,0 +1,185 @@
+"""A synchronous team with equal replicas that loses a learner repeats no completed step."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asr_am.distributed.launch_spec import EXIT_LOST
+from asr_am.distributed.leases import Segment
+from asr_am.distributed.simulator.cluster import SimCluster
+from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.powersgd import Powersgd
+from asr_am.distributed.strategies.sync import Sync
+from asr_am.distributed.strategies.topk import Topk
+from asr_am.distributed.team import LearnerLost
+from asr_am.train import checkpoint
+from asr_am.train.audit import audit
+from asr_am.train.gradient import GradientComputer
+from asr_am.train.run_setup import RunSetup, StrategyFactory
+from asr_am.train.survivors import Survivors
+from asr_am.train.trainer import Trainer
+from tests.support.egs_examples import write_examples
+from tests.support.toy_runs import OPTIONS, WORKLOAD, cluster, lease_log, virtually
+
+STRATEGIES = {
+    "sync": Sync, "gtc": partial(Gtc, density=0.1), "powersgd": partial(Powersgd, rank=1),
+    "topk": partial(Topk, density=0.1),
+}  # fmt: skip
+TIMES = (14.0, 14.8)  # a step takes about 1.2 s
+
+
+def as_processes(egs_dir: Path, out: Path, strategy: StrategyFactory, **faults: object) -> dict[str, Any]:
+    """Does `virtually` with learners that end and save their last step as real ones, by the supervisor of these."""
+    setup = RunSetup(egs_dir, out, OPTIONS, strategy, learners=4)
+    launched = SimCluster(
+        cluster(**faults), WORKLOAD, 4, OPTIONS.seed, model_elements=setup.num_weights, control_latency=0.01,
+        exit_status=lambda error: EXIT_LOST,
+    )  # fmt: skip
+    supervisor = launched.launch(lambda team: Trainer(setup, team).train(), synchronous=True)
+    try:
+        launched.scheduler.run(lambda: all(task.finished for _, task in launched.processes))
+    finally:
+        launched.scheduler.kill_all()
+        setup.run_log.close()
+    if supervisor.error is not None:
+        raise supervisor.error
+    return dict(json.loads((out / "summary.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_examples(tmp_path_factory.mktemp("egs") / "egs", frames_U=(60,) * 12)
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(torch.load(path, weights_only=True))
+
+
+def saved_by_survivors(out: Path) -> dict[int, dict[str, Any]]:
+    return {int(path.stem[-1]): read(path) for path in (out / "checkpoints").glob("survivors-*/learner-*.pt")}
+
+
+def leaves(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {key: leaf for k in value for key, leaf in leaves(value[k], f"{name}/{k}").items()}
+    if isinstance(value, list | tuple):
+        return leaves(dict(enumerate(value)), name)
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_lost_step_leaves_the_state_after_the_step_before(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(checkpoint, "KEPT", 1000)
+    virtually(egs_dir, tmp_path / "whole", STRATEGIES[name], replace(OPTIONS, checkpoint_every=1, epochs=1))
+    for at in TIMES:
+        out = tmp_path / f"{at}"
+        with pytest.raises(LearnerLost):
+            as_processes(egs_dir, out, STRATEGIES[name], crashes=[{"learner": 1, "at": at}])
+        survivors = saved_by_survivors(out)
+        assert set(survivors) == {0, 2, 3}
+        before = int(next((out / "checkpoints").glob("survivors-*")).name[10:19])
+        for rank, saved in survivors.items():
+            expected = read(tmp_path / f"whole/checkpoints/checkpoint-{before + saved['steps']:09d}/learner-{rank}.pt")
+            found = saved["part"]["strategy"]
+            assert saved["steps"] and {"weights", "optimizer"} <= found.keys()
+            values, wanted = leaves({key: found[key] for key in expected["strategy"]}), leaves(expected["strategy"])
+            values = {key: value for key, value in values.items() if not key.startswith("/counts")}
+            assert values == {key: wanted[key] for key in values}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_completed_step_is_done_again(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    computed: list[int] = []
+    compute = GradientComputer.__call__
+
+    def count(self: GradientComputer, on_bucket: Any) -> Any:
+        result = compute(self, on_bucket)
+        computed.append(result is not None)
+        return result
+
+    monkeypatch.setattr(GradientComputer, "__call__", count)
+    whole = virtually(egs_dir, tmp_path / "whole", STRATEGIES[name])
+    steps = sum(computed)
+    computed.clear()
+    crash = {"learner": 1, "at": 14.8, "restart_after": 3.0}
+    again = as_processes(egs_dir, tmp_path / "again", STRATEGIES[name], crashes=[crash])
+    assert steps < sum(computed) <= steps + 4, "at most the step in which the learner was lost"
+    assert again["restarts"] == 4 and not audit(tmp_path / "again").problems
+    assert again["counts"].get("residuals lost", 0) == (name != "sync")
+    assert again["staleness"] == whole["staleness"]
+    assert again["batches_per_learner"] == whole["batches_per_learner"]
+    batches = [[batch for line in lease_log(tmp_path / out) for batch in line["batch"]] for out in ("again", "whole")]
+    assert batches[0] == batches[1]
+    if name == "sync":
+        assert again["heldout_loss"] == whole["heldout_loss"]
+    assert again["train_loss"] == pytest.approx(whole["train_loss"], rel=0.05)  # that of the lost one is not known
+    assert not list((tmp_path / "again/checkpoints").glob("survivors-*"))
+    updates = [[line["batch"] for line in metrics(tmp_path / out)] for out in ("again", "whole")]
+    assert updates[0] == updates[1]
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_what_cannot_be_read_is_done_again(egs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(LearnerLost):
+        as_processes(egs_dir, tmp_path / "cut", Sync, crashes=[{"learner": 1, "at": 14.8}])
+    for path in (tmp_path / "cut/checkpoints").glob("survivors-*/learner-[02].pt"):
+        path.write_bytes(path.read_bytes()[:-100])
+    caplog.set_level(logging.INFO)
+    cut = virtually(egs_dir, tmp_path / "cut", Sync)
+    assert caplog.text.count("not readable") == 2 and "1 of 4 learners have saved" in caplog.text
+    assert cut["heldout_loss"] == virtually(egs_dir, tmp_path / "whole", Sync)["heldout_loss"]
+
+
+def test_survivors_of_other_options_are_not_taken(egs_dir: Path, tmp_path: Path) -> None:
+    """The loss is in the first segment, so there is no checkpoint that would be refused."""
+    with pytest.raises(LearnerLost):
+        virtually(egs_dir, tmp_path / "cut", Sync, crashes=[{"learner": 2, "at": 3.0}])
+    assert saved_by_survivors(tmp_path / "cut") and not list((tmp_path / "cut/checkpoints").glob("checkpoint-*"))
+    others = replace(OPTIONS, seed=5)
+    cut = virtually(egs_dir, tmp_path / "cut", Sync, others)
+    assert cut["heldout_loss"] == virtually(egs_dir, tmp_path / "whole", Sync, others)["heldout_loss"]
+
+
+def saved(steps: int, replica: bool = True, learners: int = 3, rank: int = 0) -> dict[str, Any]:
+    strategy = {"weights": steps, "optimizer": {}, "staleness": {0: steps}, "counts": {}}
+    kept = strategy if replica else {key: strategy[key] for key in ("staleness", "counts")}
+    done = [number for step in range(steps) for number in (3 * step + rank, 2, 1, 0)]
+    return {
+        "part": {"strategy": kept, "usage": {}}, "learners": learners, "steps": steps, "seconds": 1.0 * steps,
+        "done": torch.tensor(done, dtype=torch.float64), "totals": [2.0 * steps, 1.0 * steps, 10.0 * steps, steps],
+    }  # fmt: skip
+
+
+def test_the_latest_step_counts() -> None:
+    found = Survivors.of({0: saved(2), 1: saved(3, rank=1)}, learners=3)
+    assert found is not None and (found.steps, found.seconds, set(found.saved)) == (3, 3.0, {1})
+    segment = Segment(0, 0, 9, 12, (10,) * 9, 0, 3)
+    record = found.record(segment, [2] * 9)
+    assert [(each.batch, each.owner) for each in record.completions] == [(n, n % 3) for n in range(9)]
+    record.audit([2] * 9)
+    totals = found.totals(9)
+    assert (totals.loss, totals.correct, totals.frames, totals.batches) == (18.0, 9.0, 90.0, 9)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [{}, {0: saved(2, learners=4)}, {0: saved(2, replica=False)}, {0: saved(2), 1: saved(3, replica=False, rank=1)}],
+)
+def test_without_a_replica_nothing_is_kept(found: dict[int, dict[str, Any]]) -> None:
+    assert Survivors.of(found, learners=3) is None
