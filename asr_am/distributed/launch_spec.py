@@ -14,7 +14,6 @@ from asr_am.errors import InputError
 WireDtype = Literal["float32", "bfloat16", "float16"]  # in which weights and gradients travel (`wire_dtype`)
 SUPERVISOR_SOCKET = "supervisor"  # in the private directory of a team on one host
 HEARTBEAT_TIMEOUT = 10.0  # seconds without an answer after which a host or a learner is lost
-SAVE_TIMEOUT = 10.0  # seconds in which survivors of a synchronous team notice a loss and save their last step
 EXIT_USER_ERROR = 1  # exit status of a learner that has reported an InputError
 EXIT_LOST = 71  # of a learner of a synchronous team that has lost another one: the team is started again
 EXIT_FAILURE = 70  # of any other failure: fault-tolerant strategies go on without the learner, and it is restarted
@@ -81,11 +80,6 @@ class LaunchSpec:
 
     def ranks_of(self, node: int) -> range:
         return range(node * self.learners, (node + 1) * self.learners)
-
-    @property
-    def save_seconds(self) -> float:
-        """Seconds that survivors of a lost learner have to save what they have done."""
-        return min(SAVE_TIMEOUT, self.grace) if self.synchronous else 0.0
 
     def has_sockets(self) -> bool:
         """Returns False if somebody has removed the sockets of a team on one host: no learner can connect any more."""

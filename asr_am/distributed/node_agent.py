@@ -59,12 +59,9 @@ class NodeAgent:
                     elif message.get("do") == "preempt":
                         self._workers.preempt()
                     elif message.get("do") == "restart":
-                        self._let_survivors_save()
                         self._workers.end()
                         run = message["run"]
                     elif message.get("do") == "stop":
-                        if message.get("lost") is not None and message.get("nodes") is None:
-                            self._let_survivors_save()
                         self._stop(message)
                         return
                 for exit_status in self._workers.ended():
@@ -78,14 +75,6 @@ class NodeAgent:
             if self._workers is not None:
                 self._workers.end()
             self._connection.close()
-
-    def _let_survivors_save(self) -> None:
-        """Does what the supervisor does on its host when a synchronous team has lost a learner."""
-        assert self._workers is not None
-        deadline = self._clock.now() + self._spec.save_seconds
-        while self._clock.now() < deadline and not self._workers.await_end(POLL_INTERVAL):
-            self._connection.send({"op": "live"})
-            self._clock.tick()
 
     def _join_supervisor(self) -> ControlMessage:
         """Registers this host, and waits until the supervisor has all hosts."""

@@ -50,10 +50,6 @@ class Workers(Protocol):
         """Asks all learners to save a checkpoint and to end."""
         ...
 
-    def await_end(self, seconds: float) -> bool:
-        """Waits for all learners to end, but for those that are stopped. Returns False after `seconds`."""
-        ...
-
     def end(self) -> None:
         """Ends all learners. `ended` does not report them."""
         ...
@@ -244,8 +240,7 @@ class Supervisor:
         self._requested = None
         self._killed.clear()
         self._run = self._new_run()
-        self._notify_hosts({"do": "restart", "run": self._run})
-        self._let_survivors_save()
+        self._notify_hosts({"do": "restart", "run": self._run})  # which end their learners at the same time
         self._workers.end()
         self._connections.clear()
         self._ranks.clear()
@@ -258,13 +253,6 @@ class Supervisor:
             self._restarts.clear()
             for rank, incarnation in begin.items():
                 self._start(rank, incarnation)
-
-    def _let_survivors_save(self) -> None:
-        """Waits until the learners of a synchronous team have noticed the loss, saved their last step, and ended."""
-        deadline = self._clock.now() + self._spec.save_seconds
-        while self._clock.now() < deadline and not self._workers.await_end(POLL_INTERVAL):
-            self._heartbeat(self._clock.now())
-            self._clock.tick()
 
     def _on_end(self, exit_status: ExitStatus, host: str) -> None:
         """Handles the end of a learner's process."""
@@ -302,7 +290,6 @@ class Supervisor:
         after = self._spec.restart_seconds(end.rank, len(self._recent_deaths()))
         self._deaths.append((self._clock.now(), end.rank))
         if after is None:
-            self._let_survivors_save()
             raise LearnerLost(end.rank, how, own_error=end.status > 0 and end.status != EXIT_LOST)
         self._running, self._finished = set(range(self._spec.size)), False
         self._restart_team(f"learner {end.rank} {how}", after)

@@ -23,6 +23,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
@@ -261,6 +262,12 @@ class Team(Group, Protocol):
         """
         ...
 
+    def sigterm_as_loss(self) -> AbstractContextManager[None]:
+        """Context in which SIGTERM, with which a launcher ends what is left of a team, raises LearnerLost from the
+        present or next call of this team. Outside, it ends the process at once, unless it is handled already.
+        """
+        ...
+
     def confirm(self) -> None:
         """Returns when the control plane has said that this learner belongs to the team. Else it waits for its end."""
         ...
@@ -480,6 +487,9 @@ class SingleProcess:
 
     def restart_team(self, reason: str, lost: int | None = None) -> NoReturn:
         raise LearnerLost(0, reason)
+
+    def sigterm_as_loss(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def confirm(self) -> None:
         pass

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -333,10 +333,10 @@ class Trainer:
         self.run_log.progress_bar.epoch(progress.epoch, len(plan), progress.done)
         self._segment_begin = begin = team.now()
         self._last_report = Report(begin, LossSums(), progress.updates // self.options.report_every)
+        gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
         try:
-            stops = self._do_steps(GradientComputer(
-                self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall"
-            ), leases)  # fmt: skip
+            with team.sigterm_as_loss() if survives_losses(self.strategy, team) else nullcontext():
+                stops = self._do_steps(gradients, leases)
             record = self._finish_segment(plan, leases, team.now() - begin)
             if progress.done == len(plan):
                 self._finish_epoch()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Literal, NoReturn, Protocol
 
 import torch
@@ -85,6 +88,24 @@ class ProcessTeam:
     def restart_team(self, reason: str, lost: int | None = None) -> NoReturn:
         self._wait_monitor.ignore(LearnerLost)  # the supervisor ends this process
         self._backend.restart_team(reason, lost)
+
+    @contextmanager
+    def sigterm_as_loss(self) -> Iterator[None]:
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        ):
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._wait_monitor.fail(LearnerLost(self.rank, "was asked to end, as another one is lost"))
+
+        signal.signal(signal.SIGTERM, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def confirm(self) -> None:
         self._wait_monitor.check()

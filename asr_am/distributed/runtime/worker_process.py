@@ -127,22 +127,10 @@ def _is_ancestor(process: int) -> bool:
     parent = os.getppid()
     while parent not in (0, process):
         try:
-            parent = int(_stat_of(parent)[1])
+            parent = int(Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
         except OSError:  # it has ended, and this process was given another parent
             return os.getppid() == process
     return parent == process
-
-
-def _stat_of(process: int) -> list[str]:
-    """Returns what the system says of a process: its state, its parent and more (Linux). Raises OSError without one."""
-    return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-
-
-def _state_of(process: int) -> str:
-    try:
-        return _stat_of(process)[0]
-    except OSError:
-        return ""
 
 
 LOCALHOST = "127.0.0.1"
@@ -200,9 +188,7 @@ def free_port(host: str) -> int:
     raise InputError(f"{host}: no free port: check that it is an address of this host")
 
 
-TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL
-AWAIT_INTERVAL = 2e-3  # seconds between two looks at processes that are about to end
-STOPPED = ("T", "t")  # states of a process in /proc
+TERMINATE_GRACE = 10.0  # seconds between SIGTERM and SIGKILL: survivors save what they have done
 
 
 class WorkerProcesses:
@@ -256,20 +242,6 @@ class WorkerProcesses:
         for _, process in self._running.values():
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
-
-    def await_end(self, seconds: float) -> bool:
-        """Waits for all learners to end, but for those that are stopped. Returns False after `seconds`."""
-        deadline = time.monotonic() + seconds
-        while any(self._is_awaited(process) for _, process in self._running.values()):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(AWAIT_INTERVAL)
-        return True
-
-    def _is_awaited(self, process: subprocess.Popen[bytes] | ForkedProcess) -> bool:
-        if self._fork_server is not None:
-            self._fork_server.receive(0.0)
-        return process.poll() is None and _state_of(process.pid) not in STOPPED
 
     def end(self) -> None:
         """Ends all workers that run, and the processes that they have started."""

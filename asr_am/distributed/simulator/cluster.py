@@ -33,6 +33,7 @@ from asr_am.distributed.wire_dtype import WIRE_DTYPES, mean_in_order
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 KILLED = -9  # exit status of a process after SIGKILL
+TERMINATE_GRACE = 10.0  # virtual seconds in which the survivors of a synchronous team notice a loss and end
 CONNECT_TIMEOUT = 60.0  # virtual seconds in which all learners must connect
 
 
@@ -87,20 +88,22 @@ class SimHost:
     def preempt(self) -> None:
         raise RuntimeError("a virtual cluster is not preempted")
 
-    def await_end(self, seconds: float) -> bool:
-        scheduler, learners = self._cluster.scheduler, self._cluster.learners
-        end = scheduler.now + seconds
-        while any(learners[rank].alive and learners[rank].stopped_until <= scheduler.now for rank in self.ranks):
-            if scheduler.now >= end:
-                return False
-            scheduler.sleep(seconds / 10)
-        return True
-
     def end(self) -> None:
+        if self._cluster.in_step:
+            self._await_survivors()
         for rank in self.ranks:
             self.kill(rank)
         self._cluster.scheduler.sleep(0.0)
         self._ended.clear()
+
+    def _await_survivors(self) -> None:
+        """Waits until the learners of a synchronous team have saved their last step, and have ended."""
+        scheduler, learners = self._cluster.scheduler, self._cluster.learners
+        end = scheduler.now + TERMINATE_GRACE
+        while scheduler.now < end and any(
+            learners[rank].alive and learners[rank].stopped_until <= scheduler.now for rank in self.ranks
+        ):
+            scheduler.sleep(SIM_POLL_INTERVAL)
 
     def report(self, learner: SimLearner, status: int) -> None:
         """Notes that a process has ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NoReturn, Protocol
 
 import torch
@@ -96,6 +97,9 @@ class SimTeam:
         if self._cluster.in_step:
             raise LearnerLost(self.rank, f"cannot go on: {reason}")  # the supervisor sees this process end
         self._backend.restart_team(reason, lost)
+
+    def sigterm_as_loss(self) -> AbstractContextManager[None]:
+        return nullcontext()  # who waits for a lost learner is told
 
     def confirm(self) -> None:
         self._backend.confirm()

@@ -128,7 +128,7 @@ def test_a_server_serves_all_starts_of_a_team(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(InputError, match=r"learner 1 on .* failed"):
         launch(command(tmp_path), 2, synchronous=True, fork=True)
     with pytest.raises(LearnerLost, match=r"learner 2 on .*SIGKILL"):
-        launch([*command(tmp_path), "stay"], 3, synchronous=True, fork=True, max_restarts=1, grace=0.2)
+        launch([*command(tmp_path), "stay"], 3, synchronous=True, fork=True, max_restarts=1)
     assert len((tmp_path / "servers").read_text().split()) == 2
 
 

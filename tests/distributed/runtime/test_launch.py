@@ -112,7 +112,7 @@ def test_learners_are_told_who_they_are(tmp_path: Path, monkeypatch: pytest.Monk
 def test_synchronous_a_death_starts_all_again_and_the_last_one_ends_all(tmp_path: Path, end: str, said: str) -> None:
     command = script(tmp_path, f"wait_for(3 + 3 * incarnation)\nif rank == 1: {end}\ntime.sleep(600)")
     with pytest.raises(LearnerLost, match=rf"learner 1 on .* {said}") as error:
-        launch(command, 3, synchronous=True, max_restarts=1, restart_after=0.01, grace=0.2)
+        launch(command, 3, synchronous=True, max_restarts=1, restart_after=0.01)
     assert error.value.rank == 1
     assert list(left(tmp_path)) == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
     assert_gone(tmp_path)
@@ -312,7 +312,7 @@ class Hosts:
 def test_two_hosts_synchronous(tmp_path: Path) -> None:
     hosts = Hosts(
         tmp_path, "wait_for(4)\nif rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(600)", [2, 2],
-        synchronous=True, max_restarts=0, grace=0.2,
+        synchronous=True, max_restarts=0,
     )  # fmt: skip
     errors = hosts.wait()
     for node in (0, 1):
