@@ -68,7 +68,7 @@ def ours(arguments: list[str]) -> None:
     show = Trainer._show
 
     def noting_show(self: Trainer, batches: int) -> None:
-        note_step(self.progress.updates + batches // self.team.size)
+        note_step(batches)  # of this learner since the run began, one in each step
         show(self, batches)
 
     Trainer._show = noting_show  # type: ignore[method-assign]
