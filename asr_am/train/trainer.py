@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,11 +47,11 @@ from asr_am.train.checkpoint import TrainProgress
 from asr_am.train.comm_metrics import CommMetrics, comm_stats_to_dict, gather_comm_metrics, load_comm_stats
 from asr_am.train.gradient import GradientComputer
 from asr_am.train.leadership import Leadership
-from asr_am.train.learner_view import LearnerReport
 from asr_am.train.resume import REPLICA, learner_part, merged_part
 from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
+from asr_am.train.step_reports import StepReports, require_finite
 from asr_am.train.survivors import Survivors, survives_losses, to_save
 from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions, cores
@@ -118,20 +118,6 @@ def train_run(run: Trainable, team: Team, faults: Faults | None = None) -> None:
         team.close()
 
 
-class Report(NamedTuple):
-    """State at the last report.
-
-    Attributes:
-        time: time of the team's clock.
-        totals: sums of the segment so far.
-        number: updates of the team / `report_every`.
-    """
-
-    time: float
-    totals: LossSums
-    number: int
-
-
 class Trainer:
     """The training loop of one learner, or of a rank that only serves parameters.
 
@@ -147,8 +133,8 @@ class Trainer:
         self._statistics = running_statistics(self.model_state.model)
         self.checkpoints = setup.checkpoints(self.strategy.name)
         self.progress = TrainProgress().with_learners(self.learners)
-        self._view = setup.run_log.learner_view(self.learners, one_process=team.clock == "virtual" or team.size == 1)
         self.leadership = Leadership(team, self.checkpoints.terms, self._take_over)
+        self._reports = StepReports(setup, team, self.strategy, self.leadership, self.checkpoints)
         self._rejoined = not team.rejoins
         self._steps_between_checks, self._steps_unchecked = 1 if team.size == 1 else FIRST_STEPS, 0
 
@@ -331,8 +317,8 @@ class Trainer:
             self.strategy.rejoin()
             self._rejoined = True
         self.run_log.progress_bar.epoch(progress.epoch, len(plan), progress.done)
-        self._segment_begin = begin = team.now()
-        self._last_report = Report(begin, LossSums(), progress.updates // self.options.report_every)
+        begin = team.now()
+        self._reports.begin(progress)
         gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
         try:
             with team.sigterm_as_loss() if survives_losses(self.strategy, team) else nullcontext():
@@ -356,8 +342,8 @@ class Trainer:
         while (step_result := self.strategy.step(gradient)) is not None:
             leases.complete(step_result)
             batches += step_result.lease.batch is not None
-            self._show(batches)
-            self._report(step_result, leases)
+            self._reports.show(batches)
+            self._reports.write(step_result, leases)
             steps += 1
             if not stops and (stops := self._is_preempted()):
                 leases.stop(steps)
@@ -411,63 +397,6 @@ class Trainer:
             self.learners, self.setup.loader.digests(plan, progress.done, end),
         )  # fmt: skip
 
-    def _report(self, step_result: StepResult, leases: Leases) -> None:
-        """Every `report_every` updates, writes the means over all learners since the last report.
-
-        Under a synchronous strategy all learners take part, because the totals are gathered.
-        """
-        last, update = self._last_report, int(step_result.lease.updates) + 1
-        number = update // self.options.report_every
-        if number <= last.number or not (self.strategy.synchronous or self.leadership.leads):
-            return
-        totals, now = leases.totals(), self.team.now()
-        self._last_report = Report(now, totals, number)
-        new = totals - last.totals
-        self._require_finite(new.mean_loss)
-        if not self.leadership.leads:
-            return
-        self.checkpoints.terms.check()
-        speed = new.frames / max(now - last.time, 1e-9)
-        record = {
-            "epoch": self.progress.epoch + 1,
-            "batch": update,
-            "loss": round(new.mean_loss, 6),
-            **({"frame_accuracy": round(new.accuracy, 6)} if self.setup.validation == "frame error" else {}),
-            "lr": step_result.lr,
-            "frames_per_second": round(speed),
-        }
-        seconds = self.progress.seconds + now - self._segment_begin
-        self.run_log.metrics(record, update, {"virtual_seconds": seconds} if self.team.clock == "virtual" else {})
-        self.run_log.progress_bar.done(self.progress.done + totals.batches)
-        self.run_log.progress_bar.status(f"loss {new.mean_loss:.3f}  {self._describe_speed(speed)}")
-
-    def _show(self, batches: int) -> None:
-        """Shows this learner on the terminal, after so many batches of its own."""
-        team = self.team
-        if self._view.due(team.rank):
-            idle, staleness = team.comm_stats.waiting_seconds, self._mean_staleness()
-            report = LearnerReport(team.launch, batches, staleness, idle, team.incarnation)
-            self._view.report(team.rank, report, team.live_ranks())
-
-    def _mean_staleness(self) -> float:
-        staleness = self.strategy.staleness
-        return sum(k * n for k, n in staleness.items()) / max(sum(staleness.values()), 1)
-
-    def _describe_speed(self, speed: float) -> str:
-        if self.team.size == 1:
-            return f"{speed:,.0f} {self.setup.unit}/s"
-        distances = [record["consensus_distance"] for record in self.progress.history[-1:]]
-        distance = f"  consensus distance {distances[0]:.3g}" if distances else ""
-        own_speed = f"{speed / self.learners:,.0f} {self.setup.unit}/s per learner"
-        return f"{own_speed}  staleness {self._mean_staleness():.1f}{distance}"
-
-    def _require_finite(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise InputError(
-                f"{self.setup.out}: the loss is {loss} in epoch {self.progress.epoch + 1}; {self.setup.remedy}; last "
-                f"good checkpoint: {self.checkpoints.newest()}"
-            )
-
     def _finish_segment(self, plan: Plan, leases: Leases, seconds: float) -> SegmentRecord:
         """Audits the leases and advances the progress.
 
@@ -509,7 +438,7 @@ class Trainer:
         """Audits the leases of a segment, and adds it to the progress. `totals` are its sums."""
         progress, segment = self.progress, record.segment
         totals += LossSums(*progress.totals)  # type: ignore[arg-type]
-        self._require_finite(totals.mean_loss)
+        require_finite(totals.mean_loss, self.setup, progress, self.checkpoints)
         record.audit(examples_of(plan, segment.begin, segment.end))
         for completion in record.completions:
             progress.batches_per_learner[completion.owner] = progress.batches_per_learner.get(completion.owner, 0) + 1
@@ -535,7 +464,7 @@ class Trainer:
         consensus = self.strategy.consensus()
         metrics = gather_comm_metrics(self.team, self.strategy, consensus)
         loss, error = self.leadership.do(lambda: self._validate(consensus, metrics), otherwise=(0.0, 0.0))
-        self._require_finite(loss)
+        require_finite(loss, self.setup, self.progress, self.checkpoints)
         self.progress = self._after_epoch(loss, error, metrics)
 
     def _after_epoch(self, loss: float, error: float, metrics: CommMetrics) -> TrainProgress:

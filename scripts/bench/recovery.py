@@ -48,10 +48,11 @@ def learner() -> None:
     os.dup2(2, 1)  # only the table goes to the output
     note("began", rank=int(os.environ["RANK"]))
     from asr_am.stages import train_worker
+    from asr_am.train.step_reports import StepReports
     from asr_am.train.trainer import Trainer
 
     note("imported")
-    connect, begin, show = train_worker.connect_team, Trainer._begin, Trainer._show
+    connect, begin, show = train_worker.connect_team, Trainer._begin, StepReports.show
 
     def noting_connect(config: Any) -> Any:
         team = connect(config)
@@ -62,11 +63,11 @@ def learner() -> None:
         begin(self)
         note("loaded", updates=self.progress.updates)
 
-    def noting_show(self: Trainer, batches: int) -> None:
+    def noting_show(self: StepReports, batches: int) -> None:
         note("stepped")
         show(self, batches)
 
-    train_worker.connect_team, Trainer._begin, Trainer._show = noting_connect, noting_begin, noting_show  # type: ignore[method-assign]
+    train_worker.connect_team, Trainer._begin, StepReports.show = noting_connect, noting_begin, noting_show  # type: ignore[method-assign]
     train_worker.main()
 
 

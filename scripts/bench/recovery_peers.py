@@ -63,15 +63,15 @@ def steps() -> list[tuple[float, int, int]]:
 
 def ours(arguments: list[str]) -> None:
     """Is a learner of this project: of mpirun, or for `launcher=process` with its config.yaml."""
-    from asr_am.train.trainer import Trainer
+    from asr_am.train.step_reports import StepReports
 
-    show = Trainer._show
+    show = StepReports.show
 
-    def noting_show(self: Trainer, batches: int) -> None:
+    def noting_show(self: StepReports, batches: int) -> None:
         note_step(batches)  # of this learner since the run began, one in each step
         show(self, batches)
 
-    Trainer._show = noting_show  # type: ignore[method-assign]
+    StepReports.show = noting_show  # type: ignore[method-assign]
     sys.argv[1:] = arguments
     if len(arguments) == 1:
         os.dup2(2, 1)

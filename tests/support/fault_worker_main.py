@@ -48,6 +48,7 @@ from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.gradient import ModelState
 from asr_am.train.run_setup import StrategyFactory
 from asr_am.train.schedule import Anneal
+from asr_am.train.step_reports import StepReports
 from asr_am.train.trainer import Trainer, train
 from tests.support.toy_runs import OPTIONS
 from tests.support.train_worker_main import die_in
@@ -81,13 +82,13 @@ def note(folder: Path) -> None:
         file.write(f"{rank}\n")
     (folder / f".{rank}").write_text(str(os.getpid()), encoding="utf-8")
     (folder / f".{rank}").rename(folder / rank)
-    steps, real = os.open(folder / "steps", os.O_WRONLY | os.O_APPEND | os.O_CREAT), Trainer._show
+    steps, real = os.open(folder / "steps", os.O_WRONLY | os.O_APPEND | os.O_CREAT), StepReports.show
 
     def show(self: Any, batches: int) -> None:
         os.write(steps, struct.pack("d", time.monotonic()))
         real(self, batches)
 
-    Trainer._show = show  # type: ignore[method-assign]
+    StepReports.show = show  # type: ignore[method-assign]
 
 
 def main() -> None:
