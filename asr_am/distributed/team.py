@@ -262,6 +262,10 @@ class Team(Group, Protocol):
         """
         ...
 
+    def is_loss(self, error: Exception) -> bool:
+        """Returns whether an error of this team's calls says that a learner is lost."""
+        ...
+
     def sigterm_as_loss(self) -> AbstractContextManager[None]:
         """Context in which SIGTERM, with which a launcher ends what is left of a team, raises LearnerLost from the
         present or next call of this team. Outside, it ends the process at once, unless it is handled already.
@@ -487,6 +491,9 @@ class SingleProcess:
 
     def restart_team(self, reason: str, lost: int | None = None) -> NoReturn:
         raise LearnerLost(0, reason)
+
+    def is_loss(self, error: Exception) -> bool:
+        return isinstance(error, LearnerLost)
 
     def sigterm_as_loss(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -3,7 +3,8 @@
 A run consists of epochs, an epoch of segments, and a segment ends with a checkpoint:
 
     Trainer.train             segments until the last epoch, or until the schedule ends the training
-      _begin                  compares the learners' weights, resumes from the newest checkpoint
+      _begin                  compares the learners' weights, resumes from the newest checkpoint, or from what the
+                              survivors of a lost learner have saved since (`survivors`)
       _do_segment             repeats: lease a batch -> GradientComputer -> Strategy.step -> complete the lease
         _finish_segment       audits the leases, advances `TrainProgress`
         _finish_epoch         validates the consensus, writes best.pt, metrics.jsonl and summary.json
@@ -207,8 +208,12 @@ class Trainer:
             self.progress = TrainProgress(**state["cursor"]) if state else self.progress
             plan = self.setup.plan(self.progress.epoch)
             end = self.progress.done + survivors.steps * self.learners
-            if self.progress.learners == self.learners and end < len(plan):  # the end of an epoch takes a team
-                self._commit_survivors(survivors, plan, end, state["members"] if state else [])
+            try:
+                if self.progress.learners == self.learners and end < len(plan):  # the end of an epoch takes a team
+                    self._commit_survivors(survivors, plan, end, state["members"] if state else [])
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                log.warning("what survivors have saved is not complete (%s): their steps are done again", error)
+            self.progress = TrainProgress().with_learners(self.learners)  # until the checkpoint is loaded
         self.checkpoints.remove_survivors()
 
     def _commit_survivors(self, survivors: Survivors, plan: Plan, end: int, members: list[int]) -> None:
@@ -328,7 +333,7 @@ class Trainer:
                 self._finish_epoch()
             self._checkpoint(record)
         except Exception as error:
-            if isinstance(error, LearnerLost) or not isinstance(error, InputError):
+            if team.is_loss(error):
                 self._save_as_survivor(leases, updates, team.now() - begin)
             raise
         if stops or len(record.segment) < len(segment):
@@ -360,8 +365,8 @@ class Trainer:
         """
         if not isinstance(leases, RoundRobinLeases) or not survives_losses(self.strategy, self.team):
             return
-        if not leases.steps:
-            return  # the checkpoint has all
+        if not leases.steps or not math.isfinite(leases.own_totals().loss):
+            return
         try:
             saved = to_save(self._part(), leases, self.team, seconds)
             self.checkpoints.save_survivor(updates, self.team.rank, saved)

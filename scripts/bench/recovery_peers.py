@@ -63,15 +63,16 @@ def steps() -> list[tuple[float, int, int]]:
 
 def ours(arguments: list[str]) -> None:
     """Is a learner of this project: of mpirun, or for `launcher=process` with its config.yaml."""
+    from asr_am.distributed.leases import Leases, StepResult
     from asr_am.train.step_reports import StepReports
 
-    show = StepReports.show
+    write = StepReports.write
 
-    def noting_show(self: StepReports, batches: int) -> None:
-        note_step(batches)  # of this learner since the run began, one in each step
-        show(self, batches)
+    def noting_write(self: StepReports, step_result: StepResult, leases: Leases) -> None:
+        note_step(int(step_result.lease.updates) + 1)
+        write(self, step_result, leases)
 
-    StepReports.show = noting_show  # type: ignore[method-assign]
+    StepReports.write = noting_write  # type: ignore[method-assign]
     sys.argv[1:] = arguments
     if len(arguments) == 1:
         os.dup2(2, 1)

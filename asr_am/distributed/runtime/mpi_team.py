@@ -259,6 +259,9 @@ class MpiTeam(ProcessTeam):
         super().__init__(*arguments)
         self._link = link
 
+    def is_loss(self, error: Exception) -> bool:
+        return super().is_loss(error) or self._link.processes.is_broken(error)
+
     def restart_team(self, reason: str, lost: int | None = None) -> NoReturn:
         """Raises LearnerLost: `close` finds out who lives."""
         raise LearnerLost(self.rank if lost is None else lost, reason)

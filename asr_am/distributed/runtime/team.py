@@ -89,6 +89,9 @@ class ProcessTeam:
         self._wait_monitor.ignore(LearnerLost)  # the supervisor ends this process
         self._backend.restart_team(reason, lost)
 
+    def is_loss(self, error: Exception) -> bool:
+        return isinstance(error, LearnerLost)
+
     @contextmanager
     def sigterm_as_loss(self) -> Iterator[None]:
         if (

@@ -98,6 +98,9 @@ class SimTeam:
             raise LearnerLost(self.rank, f"cannot go on: {reason}")  # the supervisor sees this process end
         self._backend.restart_team(reason, lost)
 
+    def is_loss(self, error: Exception) -> bool:
+        return isinstance(error, LearnerLost)
+
     def sigterm_as_loss(self) -> AbstractContextManager[None]:
         return nullcontext()  # who waits for a lost learner is told
 
