@@ -4,9 +4,9 @@ A strategy with equal replicas changes weights, optimizer and residuals only aft
 interrupts a step so leaves a survivor with its state after the step before. It saves that, with what it has done since
 the checkpoint. The leader of the next team makes a checkpoint of these files, as if the segment had ended there.
 
-A survivor may have completed one step more than another. The later step counts, as the gradients of all learners are in
-it. A learner that is dead, or that has not completed that step, continues with the replica of another one. Its residual
-is lost, and counted as `residuals lost`.
+A survivor may have completed one step more than another. The latest step that somebody has saved the replica of counts,
+as the gradients of all learners are in it. A learner that is dead, or whose state is of another step, continues with
+the replica of another one. Its residual is lost, and counted as `residuals lost`.
 
 Shapes: N elements of all parameters together.
 """
@@ -52,7 +52,7 @@ def to_save(part: Part, leases: RoundRobinLeases, team: Team, seconds: float) ->
 
 
 class Survivors(NamedTuple):
-    """The survivors that have completed the most steps of a segment.
+    """The survivors that have completed the same number of steps of a segment.
 
     Attributes:
         steps: completed steps.
@@ -71,13 +71,14 @@ class Survivors(NamedTuple):
         None: there are none, or none of them has saved the replica.
         """
         own = {rank: saved for rank, saved in found.items() if saved["learners"] == learners}
-        steps = max((saved["steps"] for saved in own.values()), default=0)
-        ahead = {rank: saved for rank, saved in own.items() if saved["steps"] == steps}
-        for saved in ahead.values():
-            state = saved["part"]["strategy"]
-            if state.keys() >= REPLICA:
-                return cls(steps, ahead, {name: state[name] for name in REPLICA})
-        return None
+        replicas = {
+            saved["steps"]: state for saved in own.values() if (state := saved["part"]["strategy"]).keys() >= REPLICA
+        }
+        if not replicas:
+            return None
+        steps = max(replicas)
+        saved_then = {rank: saved for rank, saved in own.items() if saved["steps"] == steps}
+        return cls(steps, saved_then, {name: replicas[steps][name] for name in REPLICA})
 
     @property
     def seconds(self) -> float:

@@ -181,7 +181,10 @@ def saved(steps: int, replica: bool = True, learners: int = 3, rank: int = 0) ->
     }  # fmt: skip
 
 
-def test_the_latest_step_counts() -> None:
+def test_the_latest_step_with_a_replica_counts() -> None:
+    ahead = saved(3, replica=False, rank=1)
+    found = Survivors.of({0: saved(2), 1: ahead}, learners=3)
+    assert found is not None and (found.steps, set(found.saved), found.replica["weights"]) == (2, {0}, 2)
     found = Survivors.of({0: saved(2), 1: saved(3, rank=1)}, learners=3)
     assert found is not None and (found.steps, found.seconds, set(found.saved)) == (3, 3.0, {1})
     segment = Segment(0, 0, 9, 12, (10,) * 9, 0, 3)
@@ -194,7 +197,7 @@ def test_the_latest_step_counts() -> None:
 
 @pytest.mark.parametrize(
     "found",
-    [{}, {0: saved(2, learners=4)}, {0: saved(2, replica=False)}, {0: saved(2), 1: saved(3, replica=False, rank=1)}],
+    [{}, {0: saved(2, learners=4)}, {0: saved(2, replica=False)}],
 )
 def test_without_a_replica_nothing_is_kept(found: dict[int, dict[str, Any]]) -> None:
     assert Survivors.of(found, learners=3) is None
