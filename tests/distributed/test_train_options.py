@@ -155,15 +155,16 @@ def test_dropout_depends_on_the_batch_not_on_the_learner(run: Train, monkeypatch
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_learner_crashes(name: str, run: Train, tmp_path: Path) -> None:
-    """A synchronous team starts again, with the same bits. The others go on without the learner."""
+    """A synchronous team starts again, with the same bits if no residual is lost. Others go on without the learner."""
     for at in (0.3, 2.2, 4.1):
         into, crash = f"crash at {at}", Crash(1, at, restart_after=1.0)
-        if name in FAULT_TOLERANT:
-            run(name, into=into, crash=crash)
-            summary = json.loads((tmp_path / into / "summary.json").read_text())
-            assert summary["restarts"] == 1
-            lines = [json.loads(line) for line in (tmp_path / into / "leases.jsonl").read_text().splitlines()]
-            done = [(line["epoch"], batch) for line in lines for batch in line["batch"]]
-            assert len(done) == len(set(done)) == sum(summary["batches_per_learner"].values())
-        else:
-            assert torch.equal(run(name, into=into, crash=crash, dropout=0.3)[0], run(name, dropout=0.3)[0])
+        weights = run(name, into=into, crash=crash, dropout=0.0 if name in FAULT_TOLERANT else 0.3)[0]
+        summary = json.loads((tmp_path / into / "summary.json").read_text())
+        assert summary["restarts"] == 1 if name in FAULT_TOLERANT else summary["restarts"] > 1
+        lines = [json.loads(line) for line in (tmp_path / into / "leases.jsonl").read_text().splitlines()]
+        done = [(line["epoch"], batch) for line in lines for batch in line["batch"]]
+        assert len(done) == len(set(done)) == sum(summary["batches_per_learner"].values())
+        lost = summary["counts"].get("residuals lost", 0)
+        assert not lost or (name in ("gtc", "powersgd", "topk") and at > 1)
+        if name not in FAULT_TOLERANT and not lost:
+            assert torch.equal(weights, run(name, dropout=0.3)[0])
