@@ -145,7 +145,7 @@ class Checkpoints:
         self.terms.check()
         folder = self.directory / f"{SURVIVORS}{updates:09d}.{self.terms.launch}"
         disk.make_dir(folder)
-        write_torch({"fingerprint": self.fingerprint, **saved}, folder / f"learner-{rank}.pt")
+        write_torch({"format": FORMAT, "fingerprint": self.fingerprint, **saved}, folder / f"learner-{rank}.pt")
 
     def load_survivors(self) -> dict[int, dict[str, Any]]:
         """Returns, by rank, what survivors have saved since the newest checkpoint, those of the newest launch."""
@@ -158,7 +158,7 @@ class Checkpoints:
             except InputError as error:
                 log.warning("%s", error)
                 continue
-            if saved["fingerprint"] == self.fingerprint:
+            if (saved.get("format"), saved.get("fingerprint")) == (FORMAT, self.fingerprint):
                 found[int(path.stem.removeprefix("learner-"))] = saved
         return dict(sorted(found.items()))
 

@@ -7,8 +7,6 @@ the checkpoint. The leader of the next team makes a checkpoint of these files, a
 A survivor may have completed one step more than another. The latest step that somebody has saved the replica of counts,
 as the gradients of all learners are in it. A learner that is dead, or whose state is of another step, continues with
 the replica of another one. Its residual is lost, and counted as `residuals lost`.
-
-Shapes: N elements of all parameters together.
 """
 
 from __future__ import annotations

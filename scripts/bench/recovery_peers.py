@@ -9,7 +9,7 @@ process of rank 0 is killed. torchft's dead process is started again at once, as
 medians, or the worst:
 
 - next step: seconds until the first step of any process after the longest time without one, which began with the kill,
-- repeated: completed steps that are done again,
+- repeated: completed steps that are done again. Ours are those since a checkpoint if the epoch had just ended,
 - rejoin: seconds until four processes take steps again,
 - gap: the longest time without a step from the next step on. For ours it may be that of the validation after an epoch.
 """
