@@ -169,6 +169,10 @@ class EpochPlan:
         """Returns the number of batches. The last one may be smaller."""
         return -(-self.num_examples // self.batch_size)
 
+    def in_batches_of(self, batch_size: int) -> EpochPlan:
+        """Returns the plan of the same chunks in larger or smaller batches."""
+        return EpochPlan(self._order, self.epoch, batch_size)
+
     @property
     def num_frames(self) -> int:
         """The number of frames of all chunks."""

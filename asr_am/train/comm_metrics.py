@@ -80,12 +80,31 @@ def gather_comm_metrics(team: Team, strategy: Strategy, consensus: Tensor) -> Co
     if alike := type(strategy).consensus is Strategy.consensus:
         local["sample"] = consensus[:: -(-len(consensus) // SAMPLE)].tolist()
     by_rank = _gather(team, local)
-    rows = list(by_rank.values())
-    if alike and not _alike([row["sample"] for row in rows]):
+    if alike and not _alike([row["sample"] for row in by_rank.values()]):
         raise InputError(
             f"strategy={strategy.name}: the learners have different weights, and its `consensus` returns each its own; "
             "override it, for instance by the mean: return self.team.average(self.params.w)"
         )
+    return _metrics(by_rank)
+
+
+def metrics_of_parts(parts: Mapping[int, Mapping[str, Any]], restarts: int) -> CommMetrics:
+    """Returns the metrics of a team with equal replicas from its parts of a checkpoint, by rank.
+
+    Args:
+        restarts: restarts of each learner.
+    """
+    counted = {rank: part["strategy"] for rank, part in parts.items()}
+    return _metrics({
+        rank: {
+            "usage": parts[rank]["usage"], "staleness": state["staleness"], "counts": state["counts"],
+            "restarts": restarts, "squared_distance": 0.0,
+        } for rank, state in counted.items()
+    })  # fmt: skip
+
+
+def _metrics(by_rank: Mapping[int, Mapping[str, Any]]) -> CommMetrics:
+    rows = list(by_rank.values())
     stats = [row["usage"] for row in rows]
     pulls = _sum(comm_stats["pull_latency"] for comm_stats in stats)
     links = {

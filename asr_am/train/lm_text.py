@@ -13,7 +13,7 @@ import array
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -145,6 +145,10 @@ class LmPlan:
     def frames(self, rows: slice) -> np.ndarray:
         """Returns the units of consecutive rows."""
         return self.frames_N[rows]
+
+    def in_batches_of(self, batch_size: int) -> LmPlan:
+        """Returns the same rows in larger or smaller batches."""
+        return replace(self, batch_size=batch_size)
 
     def rows(self, number: int) -> np.ndarray:
         """Returns the rows of a learner's batch."""

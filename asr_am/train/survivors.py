@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from asr_am.distributed.leases import Completion, LossSums, RoundRobinLeases, Segment, SegmentRecord, completions_of
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import CommStats, Team
@@ -53,30 +56,27 @@ class Survivors(NamedTuple):
     """The survivors that have completed the same number of steps of a segment.
 
     Attributes:
+        learners: number of learners of the team.
         steps: completed steps.
         saved: by rank, what they have saved.
         replica: weights and optimizer, the same for all learners.
     """
 
+    learners: int
     steps: int
     saved: dict[int, Saved]
     replica: dict[str, Any]
 
     @classmethod
-    def of(cls, found: Mapping[int, Saved], learners: int) -> Survivors | None:
-        """Returns the survivors among `found`, by rank, that belong to a team of so many learners.
-
-        None: there are none, or none of them has saved the replica.
-        """
-        own = {rank: saved for rank, saved in found.items() if saved["learners"] == learners}
-        replicas = {
-            saved["steps"]: state for saved in own.values() if (state := saved["part"]["strategy"]).keys() >= REPLICA
-        }
+    def of(cls, found: Mapping[int, Saved]) -> Survivors | None:
+        """Returns the survivors among `found`, by rank. None: there are none, or none of them has saved the replica."""
+        replicas = [saved for saved in found.values() if saved["part"]["strategy"].keys() >= REPLICA]
         if not replicas:
             return None
-        steps = max(replicas)
-        saved_then = {rank: saved for rank, saved in own.items() if saved["steps"] == steps}
-        return cls(steps, saved_then, {name: replicas[steps][name] for name in REPLICA})
+        last = max(replicas, key=lambda saved: saved["steps"])
+        of_last = {rank: saved for rank, saved in found.items() if saved["steps"] == last["steps"]}
+        replica = {name: last["part"]["strategy"][name] for name in REPLICA}
+        return cls(last["learners"], last["steps"], of_last, replica)
 
     @property
     def seconds(self) -> float:
@@ -104,14 +104,19 @@ class Survivors(NamedTuple):
         scale = batches / max(known, 1.0)
         return LossSums(loss * scale, correct * scale, frames * scale, batches)
 
-    def parts(self, learners: int, strategy: Strategy, former: Mapping[int, Part]) -> Iterator[tuple[int, Part]]:
+    def statistics(self) -> list[Tensor]:
+        """Returns the means of their models' running statistics."""
+        by_rank = (saved["part"]["statistics"] for saved in self.saved.values())
+        return [torch.stack([x.double().cpu() for x in alike]).mean(0) for alike in zip(*by_rank, strict=True)]
+
+    def parts(self, strategy: Strategy, former: Mapping[int, Part]) -> Iterator[tuple[int, Part]]:
         """Yields rank and part of each learner for a checkpoint after the steps.
 
         Args:
             strategy: has done nothing yet.
             former: by rank, the parts of the checkpoint before. Empty if there was none.
         """
-        for rank in range(learners):
+        for rank in range(self.learners):
             part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(strategy, former.get(rank))
             state = {name: value for name, value in part["strategy"].items() if name not in REPLICA}
             yield rank, {**part, "strategy": {**state, **(self.replica if rank == 0 else {})}}

@@ -58,6 +58,10 @@ class Plan(Protocol):
         """Returns the frames of consecutive examples."""
         ...
 
+    def in_batches_of(self, batch_size: int) -> Plan:
+        """Returns the plan of a learner of a team of another size, whose batches are larger or smaller."""
+        ...
+
 
 class Data(Protocol):
     """The training batches."""

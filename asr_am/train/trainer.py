@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -45,7 +45,13 @@ from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.team import SingleProcess, Team
 from asr_am.errors import InputError, Preempted
 from asr_am.train.checkpoint import TrainProgress
-from asr_am.train.comm_metrics import CommMetrics, comm_stats_to_dict, gather_comm_metrics, load_comm_stats
+from asr_am.train.comm_metrics import (
+    CommMetrics,
+    comm_stats_to_dict,
+    gather_comm_metrics,
+    load_comm_stats,
+    metrics_of_parts,
+)
 from asr_am.train.gradient import GradientComputer
 from asr_am.train.leadership import Leadership
 from asr_am.train.resume import REPLICA, learner_part, merged_part
@@ -203,40 +209,49 @@ class Trainer:
 
     def _adopt_survivors(self) -> None:
         """Makes a checkpoint of what survivors of the team before have saved since the newest one, if they have."""
-        if survivors := Survivors.of(self.checkpoints.load_survivors(), self.learners):
+        if survivors := Survivors.of(self.checkpoints.load_survivors()):
             state = self.checkpoints.load()
-            self.progress = TrainProgress(**state["cursor"]) if state else self.progress
-            plan = self.setup.plan(self.progress.epoch)
-            end = self.progress.done + survivors.steps * self.learners
+            before = TrainProgress(**state["cursor"]) if state else TrainProgress().with_learners(survivors.learners)
             try:
-                if self.progress.learners == self.learners and end < len(plan):  # the end of an epoch takes a team
-                    self._commit_survivors(survivors, plan, end, state["members"] if state else [])
+                if before.learners == survivors.learners:
+                    self.progress = before
+                    self._commit_survivors(survivors, state["members"] if state else [])
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 log.warning("what survivors have saved is not complete (%s): their steps are done again", error)
             self.progress = TrainProgress().with_learners(self.learners)  # until the checkpoint is loaded
         self.checkpoints.remove_survivors()
 
-    def _commit_survivors(self, survivors: Survivors, plan: Plan, end: int, members: list[int]) -> None:
-        """Makes that checkpoint.
+    def _commit_survivors(self, survivors: Survivors, members: list[int]) -> None:
+        """Makes that checkpoint. At the end of an epoch it validates first, as `_finish_epoch` does.
 
         Args:
-            plan: the batches of the epoch.
-            end: one past the last batch that is done.
-            members: ranks that have saved the newest checkpoint.
+            survivors: of a team of as many learners as made the newest checkpoint.
+            members: ranks that have saved that checkpoint.
         """
-        progress = self.progress
+        progress, learners = self.progress, survivors.learners
+        plan = self.setup.plan(progress.epoch)
+        if learners != self.learners:
+            plan = plan.in_batches_of(plan.batch_size * self.learners // learners)
+        end = min(progress.done + survivors.steps * learners, len(plan))
         kept, segment = progress.kept[0], self._segment(plan, end)
         former = {rank: self.checkpoints.load_learner(rank) for rank in members}
         record = survivors.record(segment, examples_of(plan, segment.begin, end))
         self._advance(record, plan, survivors.totals(len(segment)))
         progress.seconds += survivors.seconds
-        for rank, part in survivors.parts(self.learners, self.strategy, former):
+        parts = dict(survivors.parts(self.strategy, former))
+        for rank, part in parts.items():
             self.checkpoints.save_learner(progress.updates, rank, part)
         self._open_log(self.run_log.metrics_bytes(kept, progress.updates))
-        self._commit(record, list(range(self.learners)))
+        if end == len(plan):
+            self._set_statistics(survivors.statistics())
+            weights, metrics = survivors.replica["weights"], metrics_of_parts(parts, self.team.incarnation)
+            loss, error = self._validate(weights, metrics)
+            require_finite(loss, self.setup, progress, self.checkpoints)
+            self.progress = self._after_epoch(loss, error, metrics)
+        self._commit(record, sorted(parts))
         log.info(
             "%d of %d learners have saved their state after the %d steps since the last checkpoint",
-            len(survivors.saved), self.learners, survivors.steps,
+            len(survivors.saved), learners, survivors.steps,
         )  # fmt: skip
 
     def _open_log(self, keep_metrics: int | None) -> None:
@@ -325,17 +340,17 @@ class Trainer:
         begin = team.now()
         self._reports.begin(progress)
         gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
-        try:
-            with team.sigterm_as_loss() if survives_losses(self.strategy, team) else nullcontext():
+        with team.sigterm_as_loss() if survives_losses(self.strategy, team) else nullcontext():
+            try:
                 stops = self._do_steps(gradients, leases)
-            record = self._finish_segment(plan, leases, team.now() - begin)
-            if progress.done == len(plan):
-                self._finish_epoch()
-            self._checkpoint(record)
-        except Exception as error:
-            if team.is_loss(error):
-                self._save_as_survivor(leases, updates, team.now() - begin)
-            raise
+                record = self._finish_segment(plan, leases, team.now() - begin)
+                if progress.done == len(plan):
+                    self._finish_epoch()
+                self._checkpoint(record)
+            except Exception as error:
+                if team.is_loss(error):
+                    self._save_as_survivor(leases, updates, team.now() - begin)
+                raise
         if stops or len(record.segment) < len(segment):
             raise Preempted(f"{self.setup.out}: a checkpoint was written, and the same command continues from there")
 
@@ -399,7 +414,7 @@ class Trainer:
         frames = np.add.reduceat(frames_N, np.arange(0, len(frames_N), plan.batch_size))
         return Segment(
             progress.epoch, progress.done, end, len(plan), tuple(frames.tolist()), progress.updates_before,
-            self.learners, self.setup.loader.digests(plan, progress.done, end),
+            progress.learners, self.setup.loader.digests(plan, progress.done, end),
         )  # fmt: skip
 
     def _finish_segment(self, plan: Plan, leases: Leases, seconds: float) -> SegmentRecord:
@@ -448,7 +463,7 @@ class Trainer:
         for completion in record.completions:
             progress.batches_per_learner[completion.owner] = progress.batches_per_learner.get(completion.owner, 0) + 1
         progress.done = segment.end
-        progress.updates = progress.updates_before + -(-segment.end // self.learners)
+        progress.updates = progress.updates_before + -(-segment.end // progress.learners)
         progress.totals = list(astuple(totals))
 
     def _average_statistics(self) -> None:
@@ -458,8 +473,10 @@ class Trainer:
         own = torch.cat([statistic.reshape(-1).double().cpu() for statistic in self._statistics])
         rows = self.team.gather(own if self.team.rank < self.learners else own[:0])
         mean = torch.stack([row for row in rows.values() if len(row)]).mean(0)
-        parts = mean.split([statistic.numel() for statistic in self._statistics])
-        for statistic, part in zip(self._statistics, parts, strict=True):
+        self._set_statistics(mean.split([statistic.numel() for statistic in self._statistics]))
+
+    def _set_statistics(self, mean: Sequence[Tensor]) -> None:
+        for statistic, part in zip(self._statistics, mean, strict=True):
             statistic.copy_((part if statistic.is_floating_point() else part.round()).view_as(statistic))
 
     # end of an epoch
@@ -495,7 +512,7 @@ class Trainer:
     def _write_summary(self, progress: TrainProgress, metrics: CommMetrics) -> None:
         summary = make_summary(
             self.options, progress, metrics, self.setup.provenance, strategy=self.strategy.name,
-            learners=self.learners, clock=self.team.clock, parameters=self.strategy.num_weights,
+            learners=progress.learners, clock=self.team.clock, parameters=self.strategy.num_weights,
             threads=torch.get_num_threads(),
         )  # fmt: skip
         self.run_log.summary(summary)

@@ -65,6 +65,9 @@ class EpochOrder(NamedTuple):
     def frames(self, rows: slice) -> np.ndarray:
         return np.array(self.sizes[rows])
 
+    def in_batches_of(self, batch_size: int) -> EpochOrder:
+        raise ValueError("a user's batches are those of one learner, in teams of any size")
+
 
 class ListData:
     """A list of batches (`trainable.Data`)."""

@@ -38,10 +38,13 @@ def cluster(**faults: object) -> Cluster:
 
 
 def virtually(
-    egs_dir: Path, out: Path, strategy: StrategyFactory, options: TrainOptions = OPTIONS, **faults: object
-) -> dict[str, Any]:
-    """Trains with four learners. Returns the summary."""
-    train_virtually(egs_dir, out, options, learners=4, cluster=cluster(**faults), workload=WORKLOAD, strategy=strategy)
+    egs_dir: Path, out: Path, strategy: StrategyFactory, options: TrainOptions = OPTIONS, learners: int = 4,
+    **faults: object,
+) -> dict[str, Any]:  # fmt: skip
+    """Trains with some learners. Returns the summary."""
+    train_virtually(
+        egs_dir, out, options, learners=learners, cluster=cluster(**faults), workload=WORKLOAD, strategy=strategy
+    )
     return json.loads((out / "summary.json").read_text())
 
 

@@ -21,6 +21,7 @@ from asr_am.distributed.strategies.powersgd import Powersgd
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategies.topk import Topk
 from asr_am.distributed.team import LearnerLost
+from asr_am.models.model_file import load_acoustic_model
 from asr_am.train import checkpoint
 from asr_am.train.audit import audit
 from asr_am.train.gradient import GradientComputer
@@ -98,19 +99,23 @@ def test_a_lost_step_leaves_the_state_after_the_step_before(
             assert values == {key: wanted[key] for key in values}
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_no_completed_step_is_done_again(
-    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    computed: list[int] = []
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Gets one entry for each gradient that a learner is asked for: whether it had a batch."""
+    found: list[bool] = []
     compute = GradientComputer.__call__
 
     def count(self: GradientComputer, on_bucket: Any) -> Any:
         result = compute(self, on_bucket)
-        computed.append(result is not None)
+        found.append(result is not None)
         return result
 
     monkeypatch.setattr(GradientComputer, "__call__", count)
+    return found
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_completed_step_is_done_again(egs_dir: Path, tmp_path: Path, computed: list[bool], name: str) -> None:
     whole = virtually(egs_dir, tmp_path / "whole", STRATEGIES[name])
     steps = sum(computed)
     computed.clear()
@@ -129,6 +134,58 @@ def test_no_completed_step_is_done_again(
     assert not list((tmp_path / "again/checkpoints").glob("survivors-*"))
     updates = [[line["batch"] for line in metrics(tmp_path / out)] for out in ("again", "whole")]
     assert updates[0] == updates[1]
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["leader", "other"])
+@pytest.mark.parametrize(("name", "epoch"), [("sync", 1), ("sync", 2), ("gtc", 1)])
+def test_the_end_of_an_epoch_is_done_by_the_next_team(
+    egs_dir: Path, tmp_path: Path, computed: list[bool], monkeypatch: pytest.MonkeyPatch, name: str, epoch: int,
+    lost: int,
+) -> None:  # fmt: skip
+    """A learner is lost in the validation, which is after the last step. No step is done again."""
+    validate = Trainer._validate
+
+    def validate_slowly(self: Trainer, *args: Any) -> tuple[float, float]:
+        self.team.sleep(10.0)
+        return validate(self, *args)
+
+    monkeypatch.setattr(Trainer, "_validate", validate_slowly)
+    whole = virtually(egs_dir, tmp_path / "whole", STRATEGIES[name])
+    steps = sum(computed)
+    computed.clear()
+    crash = {"learner": lost, "at": 26.0 * epoch - 5.0, "restart_after": 3.0}
+    again = as_processes(egs_dir, tmp_path / "again", STRATEGIES[name], crashes=[crash])
+    assert again["restarts"] == 4 and sum(computed) == steps and not audit(tmp_path / "again").problems
+    same = "batches_per_learner", "staleness", "teams"
+    assert {key: again[key] for key in same} == {key: whole[key] for key in same}
+    records = [[line for line in metrics(tmp_path / out) if "heldout_loss" in line] for out in ("again", "whole")]
+    assert [line["epoch"] for line in records[0]] == [1, 2]
+    if name == "sync":
+        assert [line["heldout_loss"] for line in records[0]] == [line["heldout_loss"] for line in records[1]]
+    if (name, epoch) == ("sync", 2):
+        models = [load_acoustic_model(tmp_path / out / "best.pt")[1] for out in ("again", "whole")]
+        assert models[0]["heldout_loss"] == models[1]["heldout_loss"]
+
+
+@pytest.mark.parametrize(("name", "at"), [("sync", 3.5), ("sync", 14.8), ("powersgd", 14.8)])
+def test_a_team_of_another_size_continues_after_the_last_step(
+    egs_dir: Path, tmp_path: Path, computed: list[bool], name: str, at: float
+) -> None:
+    """The first loss is in the first segment, of which there is no checkpoint."""
+    out = tmp_path / "run"
+    with pytest.raises(LearnerLost):
+        as_processes(egs_dir, out, STRATEGIES[name], crashes=[{"learner": 1, "at": at}])
+    survivors = saved_by_survivors(out)
+    done = int(next((out / "checkpoints").glob("survivors-*")).name[10:19]) + survivors[0]["steps"]
+    computed.clear()
+    whole = virtually(egs_dir, tmp_path / "whole", STRATEGIES[name], learners=2)
+    batches = sum(computed)
+    computed.clear()
+    two = virtually(egs_dir, out, STRATEGIES[name], learners=2)
+    assert two["teams"] == [{"updates": 0, "learners": 4}, {"updates": done, "learners": 2}]
+    assert sum(computed) == batches - 2 * done and not audit(out).problems
+    if name == "sync":
+        assert two["heldout_loss"] == pytest.approx(whole["heldout_loss"], rel=1e-4)
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
@@ -183,9 +240,9 @@ def saved(steps: int, replica: bool = True, learners: int = 3, rank: int = 0) ->
 
 def test_the_latest_step_with_a_replica_counts() -> None:
     ahead = saved(3, replica=False, rank=1)
-    found = Survivors.of({0: saved(2), 1: ahead}, learners=3)
+    found = Survivors.of({0: saved(2), 1: ahead})
     assert found is not None and (found.steps, set(found.saved), found.replica["weights"]) == (2, {0}, 2)
-    found = Survivors.of({0: saved(2), 1: saved(3, rank=1)}, learners=3)
+    found = Survivors.of({0: saved(2), 1: saved(3, rank=1)})
     assert found is not None and (found.steps, found.seconds, set(found.saved)) == (3, 3.0, {1})
     segment = Segment(0, 0, 9, 12, (10,) * 9, 0, 3)
     record = found.record(segment, [2] * 9)
@@ -195,9 +252,6 @@ def test_the_latest_step_with_a_replica_counts() -> None:
     assert (totals.loss, totals.correct, totals.frames, totals.batches) == (18.0, 9.0, 90.0, 9)
 
 
-@pytest.mark.parametrize(
-    "found",
-    [{}, {0: saved(2, learners=4)}, {0: saved(2, replica=False)}],
-)
+@pytest.mark.parametrize("found", [{}, {0: saved(2, replica=False)}])
 def test_without_a_replica_nothing_is_kept(found: dict[int, dict[str, Any]]) -> None:
-    assert Survivors.of(found, learners=3) is None
+    assert Survivors.of(found) is None
