@@ -6,6 +6,7 @@
 #   control         the same with supervisor, disk, power and restarts
 #   control_mutants mistakes in the library that `control` must find
 #   processes       kills, pauses and cuts off real processes, and breaks their disk. Needs root
+#   mpi_kills       kills processes of MPI. Needs the extra mpi
 #   other_users     another user of the host attacks a run. Needs root
 #   recipe_kills    kills every stage of a recipe, and compares with an undisturbed run
 #   dask_workers    kills Dask workers in every stage, and the scheduler. Needs the extra cluster
@@ -16,7 +17,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMP_NUM_THREADS=1
-[ $# -gt 0 ] || set -- virtual control control_mutants processes other_users recipe_kills dask_workers readers mistakes
+[ $# -gt 0 ] || set -- virtual control control_mutants processes mpi_kills other_users recipe_kills dask_workers readers mistakes
 failed=()
 for part in "$@"; do
     begin=$SECONDS

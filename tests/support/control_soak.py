@@ -327,13 +327,16 @@ class SharedLoader:
     def __init__(self, loader: Loader) -> None:
         self.order, self.plan, self.batches = loader.order, cache(loader.plan), loader.batches
         self._batch = cache(lambda epoch, number: loader.batch(self.plan(epoch), number))
-        self._digests = cache(lambda epoch, first, end: loader.digests(self.plan(epoch), first, end))
+        self._loader, self._digests = loader, dict[tuple[int, ...], tuple[int, ...]]()
 
     def batch(self, plan: EpochPlan, number: int) -> Batch:
         return self._batch(plan.epoch, number)
 
     def digests(self, plan: EpochPlan, first: int, end: int) -> tuple[int, ...]:
-        return self._digests(plan.epoch, first, end)
+        key = plan.epoch, plan.batch_size, first, end  # survivors' plan may have batches of another size
+        if key not in self._digests:
+            self._digests[key] = self._loader.digests(plan, first, end)
+        return self._digests[key]
 
 
 @cache
