@@ -22,7 +22,7 @@ from torch import Tensor
 from asr_am.distributed.leases import Completion, LossSums, RoundRobinLeases, Segment, SegmentRecord, completions_of
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import CommStats, Team
-from asr_am.train.comm_metrics import comm_stats_to_dict
+from asr_am.train.comm_metrics import comm_stats_to_dict, load_comm_stats
 from asr_am.train.resume import REPLICA
 
 Part = dict[str, Any]  # of a checkpoint: what one learner saves
@@ -117,20 +117,23 @@ class Survivors(NamedTuple):
             former: by rank, the parts of the checkpoint before. Empty if there was none.
         """
         for rank in range(self.learners):
-            part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(strategy, former.get(rank))
+            counted = [part for former_rank, part in former.items() if former_rank % self.learners == rank]
+            part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(strategy, counted)
             state = {name: value for name, value in part["strategy"].items() if name not in REPLICA}
             yield rank, {**part, "strategy": {**state, **(self.replica if rank == 0 else {})}}
 
-    def _part_of_lost(self, strategy: Strategy, former: Part | None) -> Part:
-        """Returns the part of a learner that has saved nothing. `former` is that of the checkpoint before, if any."""
+    def _part_of_lost(self, strategy: Strategy, counted: Sequence[Part]) -> Part:
+        """Returns the part of a learner that has saved nothing. It continued the counts of `counted`."""
         part = next(iter(self.saved.values()))["part"]
-        new = strategy.state_dict()
-        counted = new if former is None else former["strategy"]
-        counts = Counter(counted["counts"])
+        counts, staleness, usage = Counter[str](), Counter({0: self.steps}), CommStats()
+        for former in counted:
+            counts.update(former["strategy"]["counts"])
+            staleness.update(former["strategy"]["staleness"])
+        if counted:
+            load_comm_stats(usage, [former["usage"] for former in counted])
         if strategy.residuals:
             counts["residuals lost"] += 1
-        staleness = Counter(counted["staleness"]) + Counter({0: self.steps})
+        new = strategy.state_dict()
         own = {name: new[name] for name in strategy.residuals}
         own |= {"staleness": dict(staleness), "counts": dict(counts)}
-        usage = comm_stats_to_dict(CommStats()) if former is None else former["usage"]
-        return {**part, "strategy": {**part["strategy"], **own}, "usage": usage, "rng": None}
+        return {**part, "strategy": {**part["strategy"], **own}, "usage": comm_stats_to_dict(usage), "rng": None}

@@ -211,11 +211,10 @@ class Trainer:
         """Makes a checkpoint of what survivors of the team before have saved since the newest one, if they have."""
         if survivors := Survivors.of(self.checkpoints.load_survivors()):
             state = self.checkpoints.load()
-            before = TrainProgress(**state["cursor"]) if state else TrainProgress().with_learners(survivors.learners)
+            before = TrainProgress(**state["cursor"]) if state else TrainProgress()
+            self.progress = before.with_learners(survivors.learners)
             try:
-                if before.learners == survivors.learners:
-                    self.progress = before
-                    self._commit_survivors(survivors, state["members"] if state else [])
+                self._commit_survivors(survivors, state["members"] if state else [])
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 log.warning("what survivors have saved is not complete (%s): their steps are done again", error)
             self.progress = TrainProgress().with_learners(self.learners)  # until the checkpoint is loaded
@@ -225,8 +224,8 @@ class Trainer:
         """Makes that checkpoint. At the end of an epoch it validates first, as `_finish_epoch` does.
 
         Args:
-            survivors: of a team of as many learners as made the newest checkpoint.
-            members: ranks that have saved that checkpoint.
+            survivors: of a team of any size.
+            members: ranks that have saved the newest checkpoint.
         """
         progress, learners = self.progress, survivors.learners
         plan = self.setup.plan(progress.epoch)

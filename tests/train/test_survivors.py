@@ -38,11 +38,13 @@ STRATEGIES = {
 TIMES = (14.0, 14.8)  # a step takes about 1.2 s
 
 
-def as_processes(egs_dir: Path, out: Path, strategy: StrategyFactory, **faults: object) -> dict[str, Any]:
+def as_processes(
+    egs_dir: Path, out: Path, strategy: StrategyFactory, learners: int = 4, **faults: object
+) -> dict[str, Any]:
     """Does `virtually` with learners that end and save their last step as real ones, by the supervisor of these."""
-    setup = RunSetup(egs_dir, out, OPTIONS, strategy, learners=4)
+    setup = RunSetup(egs_dir, out, OPTIONS, strategy, learners=learners)
     launched = SimCluster(
-        cluster(**faults), WORKLOAD, 4, OPTIONS.seed, model_elements=setup.num_weights, control_latency=0.01,
+        cluster(**faults), WORKLOAD, learners, OPTIONS.seed, model_elements=setup.num_weights, control_latency=0.01,
         exit_status=lambda error: EXIT_LOST,
     )  # fmt: skip
     supervisor = launched.launch(lambda team: Trainer(setup, team).train(), synchronous=True)
@@ -186,6 +188,32 @@ def test_a_team_of_another_size_continues_after_the_last_step(
     assert sum(computed) == batches - 2 * done and not audit(out).problems
     if name == "sync":
         assert two["heldout_loss"] == pytest.approx(whole["heldout_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sync", "topk"])
+def test_a_smaller_team_loses_a_learner_before_its_first_checkpoint(
+    egs_dir: Path, tmp_path: Path, computed: list[bool], name: str
+) -> None:
+    """It continues from a checkpoint of four learners, made of what survivors had saved. Nothing is done again."""
+    out, done = tmp_path / "run", []
+    for learners, at in ((4, 10.9), (2, 2.5)):
+        with pytest.raises(LearnerLost):
+            as_processes(egs_dir, out, STRATEGIES[name], learners, crashes=[{"learner": 1, "at": at}])
+        survivors = saved_by_survivors(out)
+        assert survivors and all(saved["learners"] == learners for saved in survivors.values())
+        updates = int(next((out / "checkpoints").glob("survivors-*")).name[10:19])
+        done.append(updates + survivors[0]["steps"])
+    assert updates == done[0] < done[1]
+    computed.clear()
+    whole = virtually(egs_dir, tmp_path / "whole", STRATEGIES[name], learners=1)
+    batches = sum(computed)
+    computed.clear()
+    one = virtually(egs_dir, out, STRATEGIES[name], learners=1)
+    assert [team["learners"] for team in one["teams"]] == [4, 2, 1]
+    assert [team["updates"] for team in one["teams"]] == [0, *done]
+    assert sum(computed) == batches - done[1] and not audit(out).problems
+    steps = 4 * done[0] + 2 * (done[1] - done[0]) + sum(whole["staleness"].values()) - done[1]
+    assert sum(one["staleness"].values()) == steps
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
