@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,7 +102,7 @@ class MpiRun:
         self._process.wait()
 
 
-def run(folder: Path, strategy: str, seed: int, kills: int) -> Outcome:
+def train(folder: Path, strategy: str, seed: int, kills: int) -> Outcome:
     """Trains with some kills."""
     rng = random.Random(f"{strategy} {seed}")
     outcome = Outcome(spares=rng.randrange(3) if kills else 0)
@@ -134,29 +133,29 @@ def run(folder: Path, strategy: str, seed: int, kills: int) -> Outcome:
     return outcome
 
 
-def soak(strategy: str, kills: int, first: int, keep: Path | None) -> bool:
-    """Kills so many processes of runs of a strategy, and records a row. Returns True if there was a problem."""
-    outcomes: list[Outcome] = []
-    undisturbed, seed = math.nan, first
-    while sum(outcome.kills for outcome in outcomes) < kills:
-        folder = Path(tempfile.mkdtemp(prefix="mpi_kills-"))
-        wanted = 0 if math.isnan(undisturbed) else 1 + seed % 2
-        outcome = run(folder, strategy, seed, wanted)
+def run(strategy: str, seed: int, kills: int, undisturbed: float, keep: Path | None) -> Outcome:
+    """Does `train`, compares the held-out loss, and prints what was found."""
+    with tempfile.TemporaryDirectory(prefix="mpi_kills-") as folder:
+        outcome = train(Path(folder), strategy, seed, kills)
         change = outcome.loss / undisturbed - 1
-        if not wanted:
-            undisturbed = outcome.loss
-        elif not outcome.problems and not change < TOLERANCE:
+        if change > TOLERANCE:
             outcome.problems.append(f"held-out loss {change:+.1%}")
         print(f"{strategy} {seed}: {outcome}", flush=True)
         if outcome.problems and keep:
             shutil.copytree(folder, keep / f"{strategy}-{seed}")
-        shutil.rmtree(folder)
-        if not wanted and outcome.problems:
-            return True
-        if wanted:
-            outcomes.append(outcome)
-            seed += 1
-    changes = [100 * (outcome.loss / undisturbed - 1) for outcome in outcomes if not math.isnan(outcome.loss)]
+    return outcome
+
+
+def soak(strategy: str, kills: int, first: int, keep: Path | None) -> bool:
+    """Kills so many processes of runs of a strategy, and records a row. Returns True if there was a problem."""
+    undisturbed = run(strategy, first, 0, math.inf, keep)
+    if undisturbed.problems:
+        return True
+    outcomes: list[Outcome] = []
+    while sum(outcome.kills for outcome in outcomes) < kills and len(outcomes) < 2 * kills:
+        seed = first + len(outcomes)
+        outcomes.append(run(strategy, seed, 1 + seed % 2, undisturbed.loss, keep))
+    changes = [100 * (outcome.loss / undisturbed.loss - 1) for outcome in outcomes if not math.isnan(outcome.loss)]
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     record(SECTION, strategy, {
         "kills": sum(outcome.kills for outcome in outcomes), "runs": len(outcomes), "with a problem": failed,
@@ -167,13 +166,13 @@ def soak(strategy: str, kills: int, first: int, keep: Path | None) -> bool:
     return failed > 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kills", type=int, nargs="?", default=50, help="kills per strategy (default: 50)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run (default: 0)")
     parser.add_argument("--strategy", choices=STRATEGIES, help="test only this strategy")
     parser.add_argument("--keep", type=Path, help="keep the logs and files of runs with a problem in this folder")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if shutil.which("mpirun") is None:
         sys.exit("needs mpirun and mpi4py: install '.[mpi]'")
     names = [options.strategy] if options.strategy else STRATEGIES
