@@ -36,6 +36,7 @@ STAGE = (
     "model.cells=8", "train.batch_size=24", "train.epochs=60", "train.threads=1", "train.device=cpu", "logger=none",
     "run=run",
 )  # fmt: skip
+GROUPS = {"htm": ["strategy.group_size=2"]}
 LIMIT = 150.0  # seconds of a run
 BEGUN = 200  # bytes of metrics.jsonl
 LEAST = 2  # processes that are left
@@ -64,7 +65,7 @@ class MpiRun:
         write_examples(examples, frames_U=(60,) * 24)
         self.out, self.log, self._mark = folder / "minicts/train/run", folder / "log", f"exp={folder}"
         mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "--with-ft", "ulfm", "-n", str(LEARNERS + spares)]
-        command = [*mpirun, sys.executable, *STAGE, f"strategy={strategy}", self._mark]
+        command = [*mpirun, sys.executable, *STAGE, f"strategy={strategy}", *GROUPS.get(strategy, []), self._mark]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=ROOT, stdout=log, stderr=log)
 
