@@ -158,7 +158,8 @@ class Checkpoints:
             except InputError as error:
                 log.warning("%s", error)
                 continue
-            if (saved.get("format"), saved.get("fingerprint")) == (FORMAT, self.fingerprint):
+            known = isinstance(saved, dict) and saved.get("format") == FORMAT
+            if known and saved.get("fingerprint") == self.fingerprint:
                 found[int(path.stem.removeprefix("learner-"))] = saved
         return dict(sorted(found.items()))
 

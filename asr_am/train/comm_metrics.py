@@ -94,12 +94,10 @@ def metrics_of_parts(parts: Mapping[int, Mapping[str, Any]], restarts: int) -> C
     Args:
         restarts: restarts of each learner.
     """
-    counted = {rank: part["strategy"] for rank, part in parts.items()}
+    alike = {"restarts": restarts, "squared_distance": 0.0}
     return _metrics({
-        rank: {
-            "usage": parts[rank]["usage"], "staleness": state["staleness"], "counts": state["counts"],
-            "restarts": restarts, "squared_distance": 0.0,
-        } for rank, state in counted.items()
+        rank: {**alike, "usage": part["usage"], **{name: part["strategy"][name] for name in ("staleness", "counts")}}
+        for rank, part in parts.items()
     })  # fmt: skip
 
 

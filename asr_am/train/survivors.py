@@ -69,7 +69,7 @@ class Survivors(NamedTuple):
 
     @classmethod
     def of(cls, found: Mapping[int, Saved]) -> Survivors | None:
-        """Returns the survivors among `found`, by rank. None: there are none, or none of them has saved the replica."""
+        """Returns those of `found`, which are of one launch, by rank. None: none of them has saved the replica."""
         replicas = [saved for saved in found.values() if saved["part"]["strategy"].keys() >= REPLICA]
         if not replicas:
             return None
@@ -107,7 +107,7 @@ class Survivors(NamedTuple):
     def statistics(self) -> list[Tensor]:
         """Returns the means of their models' running statistics."""
         by_rank = (saved["part"]["statistics"] for saved in self.saved.values())
-        return [torch.stack([x.double().cpu() for x in alike]).mean(0) for alike in zip(*by_rank, strict=True)]
+        return [torch.stack([x.double() for x in alike]).mean(0) for alike in zip(*by_rank, strict=True)]
 
     def parts(self, strategy: Strategy, former: Mapping[int, Part]) -> Iterator[tuple[int, Part]]:
         """Yields rank and part of each learner for a checkpoint after the steps.
@@ -117,20 +117,20 @@ class Survivors(NamedTuple):
             former: by rank, the parts of the checkpoint before. Empty if there was none.
         """
         for rank in range(self.learners):
-            counted = [part for former_rank, part in former.items() if former_rank % self.learners == rank]
-            part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(strategy, counted)
+            part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(rank, strategy, former)
             state = {name: value for name, value in part["strategy"].items() if name not in REPLICA}
             yield rank, {**part, "strategy": {**state, **(self.replica if rank == 0 else {})}}
 
-    def _part_of_lost(self, strategy: Strategy, counted: Sequence[Part]) -> Part:
-        """Returns the part of a learner that has saved nothing. It continued the counts of `counted`."""
+    def _part_of_lost(self, rank: int, strategy: Strategy, former: Mapping[int, Part]) -> Part:
+        """Returns the part of a learner that has saved nothing."""
         part = next(iter(self.saved.values()))["part"]
+        continued = [part for number, part in former.items() if number % self.learners == rank]  # as in `merged_part`
         counts, staleness, usage = Counter[str](), Counter({0: self.steps}), CommStats()
-        for former in counted:
-            counts.update(former["strategy"]["counts"])
-            staleness.update(former["strategy"]["staleness"])
-        if counted:
-            load_comm_stats(usage, [former["usage"] for former in counted])
+        for counted in continued:
+            counts.update(counted["strategy"]["counts"])
+            staleness.update(counted["strategy"]["staleness"])
+        if continued:
+            load_comm_stats(usage, [counted["usage"] for counted in continued])
         if strategy.residuals:
             counts["residuals lost"] += 1
         new = strategy.state_dict()

@@ -209,31 +209,26 @@ class Trainer:
 
     def _adopt_survivors(self) -> None:
         """Makes a checkpoint of what survivors of the team before have saved since the newest one, if they have."""
-        if survivors := Survivors.of(self.checkpoints.load_survivors()):
-            state = self.checkpoints.load()
-            before = TrainProgress(**state["cursor"]) if state else TrainProgress()
-            self.progress = before.with_learners(survivors.learners)
-            try:
-                self._commit_survivors(survivors, state["members"] if state else [])
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:
-                log.warning("what survivors have saved is not complete (%s): their steps are done again", error)
-            self.progress = TrainProgress().with_learners(self.learners)  # until the checkpoint is loaded
+        found = self.checkpoints.load_survivors()
+        try:
+            if survivors := Survivors.of(found):
+                self._commit_survivors(survivors)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            log.warning("what survivors have saved is not complete (%s): their steps are done again", error)
+        self.progress = TrainProgress().with_learners(self.learners)  # until the checkpoint is loaded
         self.checkpoints.remove_survivors()
 
-    def _commit_survivors(self, survivors: Survivors, members: list[int]) -> None:
-        """Makes that checkpoint. At the end of an epoch it validates first, as `_finish_epoch` does.
-
-        Args:
-            survivors: of a team of any size.
-            members: ranks that have saved the newest checkpoint.
-        """
-        progress, learners = self.progress, survivors.learners
+    def _commit_survivors(self, survivors: Survivors) -> None:
+        """Makes that checkpoint. At the end of an epoch it validates first, as `_finish_epoch` does."""
+        learners, state = survivors.learners, self.checkpoints.load()
+        before = TrainProgress(**state["cursor"]) if state else TrainProgress()
+        former = {rank: self.checkpoints.load_learner(rank) for rank in state["members"]} if state else {}
+        progress = self.progress = before.with_learners(learners)
         plan = self.setup.plan(progress.epoch)
         if learners != self.learners:
             plan = plan.in_batches_of(plan.batch_size * self.learners // learners)
         end = min(progress.done + survivors.steps * learners, len(plan))
         kept, segment = progress.kept[0], self._segment(plan, end)
-        former = {rank: self.checkpoints.load_learner(rank) for rank in members}
         record = survivors.record(segment, examples_of(plan, segment.begin, end))
         self._advance(record, plan, survivors.totals(len(segment)))
         progress.seconds += survivors.seconds

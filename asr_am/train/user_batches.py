@@ -66,7 +66,7 @@ class EpochOrder(NamedTuple):
         return np.array(self.sizes[rows])
 
     def in_batches_of(self, batch_size: int) -> EpochOrder:
-        raise ValueError("a user's batches are those of one learner, in teams of any size")
+        raise ValueError("batches of a user have one size")  # so checkpoints of another number of learners are refused
 
 
 class ListData:

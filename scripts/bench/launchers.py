@@ -26,6 +26,7 @@ from asr_am.report.markup import table
 from asr_am.stages.layout import egs_dir, run_dir
 from tests.support.configurations import config
 from tests.support.egs_examples import write_examples
+from tests.support.mpirun import ENVIRONMENT, mpirun_command
 
 LEARNERS = 4
 LAUNCHERS = ("virtual", "process", "mpi")
@@ -47,10 +48,10 @@ def train(launcher: str, options: list[str], mpi: Path) -> tuple[dict[str, Any],
     if launcher == "mpi":
         packages = next(mpi.glob("lib/python*/site-packages"))
         environment |= {
-            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PYTHONPATH": f"{environment['PYTHONPATH']}:{packages}", "PATH": f"{mpi / 'bin'}:{os.environ['PATH']}",
+            **ENVIRONMENT, "PYTHONPATH": f"{environment['PYTHONPATH']}:{packages}",
+            "PATH": f"{mpi / 'bin'}:{os.environ['PATH']}",
         }  # fmt: skip
-        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(LEARNERS), *command]
+        command = mpirun_command(LEARNERS, *command)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -33,6 +33,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tests.support.mpirun import ENVIRONMENT, ULFM, mpirun_command
+
 PROCESSES = 4
 STEPS = "ASR_AM_BENCH_STEPS"
 SLEEP = 0.05  # seconds of a step, beside the products of a small network
@@ -213,8 +215,8 @@ class Job:
         self._log = (folder / "log").open("wb")
         paths = [os.getcwd(), *([str(next(mpi.glob("lib/python*/site-packages")))] if "MPI" in system else [])]
         self._environment = os.environ | {
-            "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join([*paths, os.environ.get("PYTHONPATH", ""), str(torchft)]),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", STEPS: os.environ[STEPS],
+            **ENVIRONMENT, "PYTHONPATH": ":".join([*paths, os.environ.get("PYTHONPATH", ""), str(torchft)]),
+            STEPS: os.environ[STEPS],
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else torchrun hangs with gloo in torch 2.13
         }  # fmt: skip
         starts = {
@@ -253,9 +255,9 @@ class Job:
         self._mpirun(PROCESSES, *self._worker("ulfm"))
 
     def _mpirun(self, number: int, *arguments: str) -> None:
-        command = [str(self._mpi / "bin/mpirun"), "--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none"]
         self._environment["PATH"] = f"{self._mpi / 'bin'}:{self._environment['PATH']}"
-        self._start(*command, "-n", str(number), sys.executable, *arguments)
+        program = str(self._mpi / "bin/mpirun")
+        self._start(*mpirun_command(number, sys.executable, *arguments, options=ULFM, program=program))
 
     def _start_torchrun(self) -> None:
         options = ["--nproc-per-node", str(PROCESSES), "--max-restarts", "3", "--standalone"]

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from asr_am.train.audit import audit, read_summary
 from scripts.soak.process_faults import STRATEGIES
 from scripts.soak.results import record
 from tests.support.egs_examples import write_examples
+from tests.support.mpirun import ENVIRONMENT, ULFM, mpirun_command
 
 SECTION = "Processes of MPI that were killed"
 LEARNERS = 4
@@ -39,9 +41,8 @@ STAGE = (
 GROUPS = {"htm": ["strategy.group_size=2"]}
 LIMIT = 150.0  # seconds of a run
 BEGUN = 200  # bytes of metrics.jsonl
-LEAST = 2  # processes that are left
+LEAST = 2  # processes that a kill leaves
 TOLERANCE = 0.05  # of the held-out loss
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @dataclass
@@ -64,8 +65,8 @@ class MpiRun:
         examples.parent.mkdir(parents=True)
         write_examples(examples, frames_U=(60,) * 24)
         self.out, self.log, self._mark = folder / "minicts/train/run", folder / "log", f"exp={folder}"
-        mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "--with-ft", "ulfm", "-n", str(LEARNERS + spares)]
-        command = [*mpirun, sys.executable, *STAGE, f"strategy={strategy}", *GROUPS.get(strategy, []), self._mark]
+        stage = [*STAGE, f"strategy={strategy}", *GROUPS.get(strategy, []), self._mark]
+        command = mpirun_command(LEARNERS + spares, sys.executable, *stage, options=ULFM)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=ROOT, stdout=log, stderr=log)
 
@@ -98,9 +99,14 @@ class MpiRun:
     def end(self) -> None:
         """Kills what is left."""
         for pid in self.processes().values():
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         self._process.kill()
         self._process.wait()
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, signal.SIGKILL)
 
 
 def train(folder: Path, strategy: str, seed: int, kills: int) -> Outcome:
@@ -115,7 +121,7 @@ def train(folder: Path, strategy: str, seed: int, kills: int) -> Outcome:
                 break
             others = [pid for rank, pid in sorted(mpi.processes().items()) if rank > 0]
             if len(others) >= LEAST:
-                os.kill(rng.choice(others), signal.SIGKILL)
+                kill(rng.choice(others))
                 outcome.kills += 1
         status = mpi.wait(LIMIT)
     finally:

@@ -231,16 +231,19 @@ def test_what_cannot_be_read_is_done_again(egs_dir: Path, tmp_path: Path, caplog
     assert cut["heldout_loss"] == virtually(egs_dir, tmp_path / "whole", Sync)["heldout_loss"]
 
 
-def test_what_is_not_complete_is_done_again(egs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("missing", ["done", "part", "learners"])
+def test_what_is_not_complete_is_done_again(
+    egs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
     """The loss is in the first segment, so the run begins anew."""
     with pytest.raises(LearnerLost):
         as_processes(egs_dir, tmp_path / "cut", Sync, crashes=[{"learner": 1, "at": 3.0}])
     for path in (tmp_path / "cut/checkpoints").glob("survivors-*/learner-*.pt"):
         state = read(path)
-        del state["done"]
+        del state[missing]
         torch.save(state, path)
     cut = virtually(egs_dir, tmp_path / "cut", Sync)
-    assert "not complete ('done'): their steps are done again" in caplog.text
+    assert f"not complete ('{missing}'): their steps are done again" in caplog.text
     whole = virtually(egs_dir, tmp_path / "whole", Sync)
     assert all(cut[name] == whole[name] for name in ("heldout_loss", "batches_per_learner", "train_loss"))
     assert not audit(tmp_path / "cut").problems

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.runtime.mpi_environment import mpi_environment
 from asr_am.distributed.runtime.mpi_link import start_mpi
 from asr_am.errors import InputError
+from tests.support import mpirun
 from tests.support.egs_examples import write_examples
 from tests.support.synchronous_worker import PROBLEM, ROUNDED, STRATEGIES
 from tests.support.toy_training import MakeStrategy, train
@@ -28,23 +28,16 @@ MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ
 NEEDS_MPI = pytest.mark.skipif(
     MPIRUN is None or importlib.util.find_spec("mpi4py") is None, reason="no mpi4py, or no mpirun: install '.[mpi]'"
 )
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
-}  # fmt: skip
+ENVIRONMENT = os.environ | mpirun.ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
 
 
-def mpirun(size: int, *arguments: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    command = [
-        str(MPIRUN), *options, "--oversubscribe", "--bind-to", "none", "-n", str(size), sys.executable, *arguments
-    ]  # fmt: skip
-    return subprocess.run(
-        command, env=os.environ | ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=120
-    )  # fmt: skip
+def start(size: int, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = mpirun.mpirun_command(size, sys.executable, *arguments, options=options, program=str(MPIRUN))
+    return subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 def worker(scenario: str, folder: Path, *more: str, size: int = 4) -> None:
-    done = mpirun(size, "-m", "tests.support.mpi_worker", scenario, str(folder), *more)
+    done = start(size, "-m", "tests.support.mpi_worker", scenario, str(folder), *more)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -106,7 +99,7 @@ def test_asynchronous_learners_do_every_batch_once(name: str, tmp_path: Path) ->
 
 @NEEDS_MPI
 def test_a_failed_learner_ends_the_others(tmp_path: Path) -> None:
-    done = mpirun(3, "-m", "tests.support.mpi_worker", "fails", str(tmp_path))
+    done = start(3, "-m", "tests.support.mpi_worker", "fails", str(tmp_path))
     assert done.returncode == 1 and "this learner has failed" in done.stderr
 
 
@@ -122,13 +115,12 @@ def test_stage_train_has_the_bits_of_real_processes(dies: bool, tmp_path: Path) 
         "model.layers=1", "model.cells=8", "train.batch_size=4", "train.epochs=9", "logger=none", "train.threads=1",
         "train.device=cpu",
     ]  # fmt: skip
-    fault, options = ["cluster.faults.crashes=[{learner:1,at:0.1}]"] * dies, ["--with-ft", "ulfm"] * dies
-    done = mpirun(2 + dies, *stage, "launcher=mpi", "run=mpi", *fault, options=options)
+    fault, options = ["cluster.faults.crashes=[{learner:1,at:0.1}]"] * dies, mpirun.ULFM * dies
+    done = start(2 + dies, *stage, "launcher=mpi", "run=mpi", *fault, options=options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("process 1 has ended: 2 learners go on" in done.stdout + done.stderr) == dies
-    environment = os.environ | ENVIRONMENT
     subprocess.run(
-        [sys.executable, *stage, "launcher=process", "run=process"], env=environment, cwd=ROOT, check=True, timeout=120
+        [sys.executable, *stage, "launcher=process", "run=process"], env=ENVIRONMENT, cwd=ROOT, check=True, timeout=120
     )
     folders = [tmp_path / "minicts/train" / name for name in ("mpi", "process")]
     summaries = [json.loads((folder / "summary.json").read_text(encoding="utf-8")) for folder in folders]
