@@ -93,11 +93,11 @@ def numerator_of(scores_KP: Tensor, phones: list[int], leaves: list[int], tolera
         for begun_before in (True, False):
             leaf = leaves[0]
             cost = np.log(loop_P[leaf] if begun_before else 1 - loop_P[leaf])
-            cost += float(scores_KP[0, leaf + LEAVES * begun_before])
+            cost += scores_KP[0, leaf + LEAVES * begun_before].item()
             for k, (before, n) in enumerate(pairwise(path), start=1):
                 leaf, left = leaves[starts[n]], leaves[starts[before]]
                 cost += np.log(loop_P[left] if n == before else 1 - loop_P[left])
-                cost += float(scores_KP[k, leaf + LEAVES * (n == before)])
+                cost += scores_KP[k, leaf + LEAVES * (n == before)].item()
             total += np.exp(cost)
     return float(np.log(total))
 
