@@ -55,7 +55,10 @@ class Strategy(ABC):
         fault_tolerant: the others continue without a learner that died. Otherwise its death ends the run.
         equal_replicas: all learners have the same state after every step, but for counts and `residuals`. A step that
             raises LearnerLost leaves that state as it was before the step.
-        residuals: names in `state_dict` of what each learner has for itself, where replicas are equal.
+        equal_blocks: all learners have the same model after each block of steps (`block_ended`), but for the optimizer,
+            counts and `residuals`.
+        residuals: names in `state_dict` of what each learner has for itself and a restarted one begins anew, where
+            replicas or blocks are equal.
         params: flat weights and gradient of this learner's model.
         optimizer: the update rule.
         team: this learner's end of the team.
@@ -68,6 +71,7 @@ class Strategy(ABC):
     synchronous = True
     fault_tolerant = False
     equal_replicas = False
+    equal_blocks = False
     residuals: tuple[str, ...] = ()
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
@@ -112,6 +116,11 @@ class Strategy(ABC):
         Returns:
             The result of the batch, None if the segment has no data left.
         """
+
+    @property
+    def block_ended(self) -> bool:
+        """Returns whether the last step was the last of a block, where blocks are equal."""
+        return False
 
     def drain(self) -> None:  # noqa: B027
         """Completes everything under way after the last batch of a segment (see `team`: drained)."""
@@ -180,6 +189,21 @@ class Strategy(ABC):
             name: new[name] if isinstance(value, Tensor) and value.shape != new[name].shape else value
             for name, value in mean_state(states).items()
         }
+
+    def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+        """Returns a state for a learner that died, made of those of the others after the same step.
+
+        Replicas are equal, or a block has ended. This strategy has done nothing yet. It gives the residuals.
+
+        Args:
+            rank: of the learner.
+            states: by rank, the states of others, at least one.
+
+        Raises:
+            ValueError: none of them has what the learner needs.
+        """
+        new = self.state_dict()
+        return {**states[min(states)], **{name: new[name] for name in self.residuals}}
 
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027
         """Takes from the checkpoint what another rank had and this one has now. Called after `load_state_dict`.

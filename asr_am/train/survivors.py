@@ -1,12 +1,15 @@
-"""What the survivors of a synchronous team save when it loses a learner, so that no completed step is done again.
+"""What the survivors of a synchronous team save when it loses a learner, so that little or nothing is done again.
 
 A strategy with equal replicas changes weights, optimizer and residuals only after its collectives. A loss that
 interrupts a step so leaves a survivor with its state after the step before. It saves that, with what it has done since
 the checkpoint. The leader of the next team makes a checkpoint of these files, as if the segment had ended there.
 
-A survivor may have completed one step more than another. The latest step that somebody has saved the replica of counts,
-as the gradients of all learners are in it. A learner that is dead, or whose state is of another step, continues with
-the replica of another one. Its residual is lost, and counted as `residuals lost`.
+Learners that train apart for a block of steps have the same model at its end only. Each then copies its state, and as a
+survivor saves the copy. The steps since are done again, and counted as `steps repeated`.
+
+A survivor may have completed one step or block more than another. The latest that somebody has saved the model of
+counts, as the gradients of all learners are in it. A learner that is dead, or whose state is of another step, continues
+with what another one has. Its residual is lost, and counted as `residuals lost`.
 """
 
 from __future__ import annotations
@@ -31,24 +34,26 @@ COPIES = 2  # learners of each host that save the replica
 
 
 def survives_losses(strategy: Strategy, team: Team) -> bool:
-    """Returns whether the loss of a learner leaves the others with their state after the last completed step."""
-    return strategy.synchronous and strategy.equal_replicas and team.waits_on_host and team.size > 1
+    """Returns whether the others know their state after the last completed step or block when a learner is lost."""
+    equal = strategy.equal_replicas or strategy.equal_blocks
+    return strategy.synchronous and equal and team.waits_on_host and team.size > 1
 
 
-def to_save(part: Part, leases: RoundRobinLeases, team: Team, seconds: float) -> Saved:
+def to_save(part: Part, equal_replicas: bool, leases: RoundRobinLeases, team: Team, seconds: float) -> Saved:
     """Returns what a survivor saves.
 
     Args:
         part: its part of a checkpoint, with its replica.
+        equal_replicas: so that only some learners need to save it.
         leases: its leases of the segment that was interrupted.
         seconds: duration of the segment so far.
     """
     hosts, strategy = team.hosts, part["strategy"]
-    if sum(hosts[rank] == hosts[team.rank] for rank in range(team.rank)) >= COPIES:
+    if equal_replicas and sum(hosts[rank] == hosts[team.rank] for rank in range(team.rank)) >= COPIES:
         strategy = {name: value for name, value in strategy.items() if name not in REPLICA}
     return {
         "part": {**part, "strategy": strategy}, "learners": team.size, "steps": leases.steps, "seconds": seconds,
-        "done": leases.own_rows(), "totals": list(astuple(leases.own_totals())),
+        "done": leases.own_rows(), "totals": list(astuple(leases.own_totals())), "repeated": 0,
     }  # fmt: skip
 
 
@@ -59,7 +64,7 @@ class Survivors(NamedTuple):
         learners: number of learners of the team.
         steps: completed steps.
         saved: by rank, what they have saved.
-        replica: weights and optimizer, the same for all learners.
+        replica: weights and optimizer, of one of them.
     """
 
     learners: int
@@ -118,12 +123,19 @@ class Survivors(NamedTuple):
         """
         for rank in range(self.learners):
             part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(rank, strategy, former)
-            state = {name: value for name, value in part["strategy"].items() if name not in REPLICA}
-            yield rank, {**part, "strategy": {**state, **(self.replica if rank == 0 else {})}}
+            state, repeated = part["strategy"], max(saved["repeated"] for saved in self.saved.values())
+            if repeated:
+                repeated += state["counts"].get("steps repeated", 0)
+                state = {**state, "counts": {**state["counts"], "steps repeated": repeated}}
+            if strategy.equal_replicas:
+                state = {name: value for name, value in state.items() if name not in REPLICA}
+                state |= self.replica if rank == 0 else {}
+            yield rank, {**part, "strategy": state}
 
     def _part_of_lost(self, rank: int, strategy: Strategy, former: Mapping[int, Part]) -> Part:
         """Returns the part of a learner that has saved nothing."""
         part = next(iter(self.saved.values()))["part"]
+        state = strategy.state_of_lost(rank, {other: saved["part"]["strategy"] for other, saved in self.saved.items()})
         continued = [part for number, part in former.items() if number % self.learners == rank]  # as in `merged_part`
         counts, staleness, usage = Counter[str](), Counter({0: self.steps}), CommStats()
         for counted in continued:
@@ -133,7 +145,5 @@ class Survivors(NamedTuple):
             load_comm_stats(usage, [counted["usage"] for counted in continued])
         if strategy.residuals:
             counts["residuals lost"] += 1
-        new = strategy.state_dict()
-        own = {name: new[name] for name in strategy.residuals}
-        own |= {"staleness": dict(staleness), "counts": dict(counts)}
-        return {**part, "strategy": {**part["strategy"], **own}, "usage": comm_stats_to_dict(usage), "rng": None}
+        state |= {"staleness": dict(staleness), "counts": dict(counts)}
+        return {**part, "strategy": state, "usage": comm_stats_to_dict(usage), "rng": None}

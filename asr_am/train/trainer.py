@@ -15,6 +15,7 @@ One learner, the leader, writes the files of the run (`leadership`).
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,7 @@ from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.step_reports import StepReports, require_finite
-from asr_am.train.survivors import Survivors, survives_losses, to_save
+from asr_am.train.survivors import Saved, Survivors, survives_losses, to_save
 from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions, cores
 from asr_am.train.trainable import Plan, Trainable, running_statistics
@@ -142,6 +143,7 @@ class Trainer:
         self.progress = TrainProgress().with_learners(self.learners)
         self.leadership = Leadership(team, self.checkpoints.terms, self._take_over)
         self._reports = StepReports(setup, team, self.strategy, self.leadership, self.checkpoints)
+        self._after_block: Saved | None = None  # state after the last block of this segment
         self._rejoined = not team.rejoins
         self._steps_between_checks, self._steps_unchecked = 1 if team.size == 1 else FIRST_STEPS, 0
 
@@ -334,9 +336,10 @@ class Trainer:
         begin = team.now()
         self._reports.begin(progress)
         gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
+        self._after_block = None
         with team.sigterm_as_loss() if survives_losses(self.strategy, team) else nullcontext():
             try:
-                stops = self._do_steps(gradients, leases)
+                stops = self._do_steps(gradients, leases, begin)
                 record = self._finish_segment(plan, leases, team.now() - begin)
                 if progress.done == len(plan):
                     self._finish_epoch()
@@ -348,14 +351,21 @@ class Trainer:
         if stops or len(record.segment) < len(segment):
             raise Preempted(f"{self.setup.out}: a checkpoint was written, and the same command continues from there")
 
-    def _do_steps(self, gradients: GradientComputer, leases: Leases) -> bool:
-        """Does the steps of a segment. Returns True if it was cut short, as the run is to end."""
+    def _do_steps(self, gradients: GradientComputer, leases: Leases, begin: float) -> bool:
+        """Does the steps of a segment, begun at the time `begin`.
+
+        Returns:
+            True if it was cut short, as the run is to end.
+        """
+        keeps_blocks = self.strategy.equal_blocks and survives_losses(self.strategy, self.team)
         gradient = self.team.timed(gradients) if self.team.rank < self.learners else no_gradient
         batches = self.progress.batches_per_learner.get(self.team.rank, 0)
         steps, stops = 0, False
         while (step_result := self.strategy.step(gradient)) is not None:
             leases.complete(step_result)
             batches += step_result.lease.batch is not None
+            if keeps_blocks and self.strategy.block_ended and isinstance(leases, RoundRobinLeases):
+                self._after_block = copy.deepcopy(self._as_survivor(leases, self.team.now() - begin))
             self._reports.show(batches)
             self._reports.write(step_result, leases)
             steps += 1
@@ -365,8 +375,11 @@ class Trainer:
         self.strategy.drain()
         return stops
 
+    def _as_survivor(self, leases: RoundRobinLeases, seconds: float) -> Saved:
+        return to_save(self._part(), self.strategy.equal_replicas, leases, self.team, seconds)
+
     def _save_as_survivor(self, leases: Leases, updates: int, seconds: float) -> None:
-        """Saves the state after the last completed step: another learner was lost in the next one.
+        """Saves the state after the last completed step or block: another learner was lost in the next one.
 
         Args:
             updates: those before the segment.
@@ -374,10 +387,11 @@ class Trainer:
         """
         if not isinstance(leases, RoundRobinLeases) or not survives_losses(self.strategy, self.team):
             return
-        if not leases.steps or not math.isfinite(leases.own_totals().loss):
-            return
         try:
-            saved = to_save(self._part(), leases, self.team, seconds)
+            saved = self._after_block if self.strategy.equal_blocks else self._as_survivor(leases, seconds)
+            if saved is None or not saved["steps"] or not math.isfinite(saved["totals"][0]):
+                return
+            saved["repeated"] = leases.steps - saved["steps"]
             self.checkpoints.save_survivor(updates, self.team.rank, saved)
         except (InputError, OSError) as problem:
             log.warning("learner %d cannot save its steps since the last checkpoint: %s", self.team.rank, problem)

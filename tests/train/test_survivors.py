@@ -1,4 +1,4 @@
-"""A synchronous team with equal replicas that loses a learner repeats no completed step."""
+"""A synchronous team that loses a learner repeats no completed step, or at most the present block."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ import torch
 from asr_am.distributed.launch_spec import EXIT_LOST
 from asr_am.distributed.leases import Segment
 from asr_am.distributed.simulator.cluster import SimCluster
+from asr_am.distributed.strategies.bmuf import Bmuf
+from asr_am.distributed.strategies.diloco import Diloco
 from asr_am.distributed.strategies.gtc import Gtc
+from asr_am.distributed.strategies.htm import Htm
 from asr_am.distributed.strategies.powersgd import Powersgd
+from asr_am.distributed.strategies.slowmo import Slowmo
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategies.topk import Topk
 from asr_am.distributed.team import LearnerLost
@@ -33,9 +37,12 @@ from tests.support.toy_runs import OPTIONS, WORKLOAD, cluster, lease_log, virtua
 
 STRATEGIES = {
     "sync": Sync, "gtc": partial(Gtc, density=0.1), "powersgd": partial(Powersgd, rank=1),
-    "topk": partial(Topk, density=0.1),
+    "topk": partial(Topk, density=0.1), "bmuf": partial(Bmuf, block_size=2), "diloco": partial(Diloco, block_size=3),
+    "slowmo": partial(Slowmo, block_size=2), "htm": partial(Htm, block_size=2, group_size=2, density=0.1),
 }  # fmt: skip
-TIMES = (14.0, 14.8)  # a step takes about 1.2 s
+BLOCKS = {"bmuf": 2, "diloco": 3, "slowmo": 2, "htm": 2}  # steps of a block
+TIMES = {**dict.fromkeys(STRATEGIES, (14.0, 14.8)), **dict.fromkeys(BLOCKS, (11.0, 15.0)), "diloco": (10.0, 11.0)}
+"""Seconds after which a learner is lost. A step takes about 1.2 s."""
 
 
 def as_processes(
@@ -85,7 +92,7 @@ def test_a_lost_step_leaves_the_state_after_the_step_before(
 ) -> None:
     monkeypatch.setattr(checkpoint, "KEPT", 1000)
     virtually(egs_dir, tmp_path / "whole", STRATEGIES[name], replace(OPTIONS, checkpoint_every=1, epochs=1))
-    for at in TIMES:
+    for at in TIMES[name]:
         out = tmp_path / f"{at}"
         with pytest.raises(LearnerLost):
             as_processes(egs_dir, out, STRATEGIES[name], crashes=[{"learner": 1, "at": at}])
@@ -96,6 +103,7 @@ def test_a_lost_step_leaves_the_state_after_the_step_before(
             expected = read(tmp_path / f"whole/checkpoints/checkpoint-{before + saved['steps']:09d}/learner-{rank}.pt")
             found = saved["part"]["strategy"]
             assert saved["steps"] and {"weights", "optimizer"} <= found.keys()
+            assert saved["repeated"] < BLOCKS.get(name, 1) and (before + saved["steps"]) % BLOCKS.get(name, 1) == 0
             values, wanted = leaves({key: found[key] for key in expected["strategy"]}), leaves(expected["strategy"])
             values = {key: value for key, value in values.items() if not key.startswith("/counts")}
             assert values == {key: wanted[key] for key in values}
@@ -121,11 +129,14 @@ def test_no_completed_step_is_done_again(egs_dir: Path, tmp_path: Path, computed
     whole = virtually(egs_dir, tmp_path / "whole", STRATEGIES[name])
     steps = sum(computed)
     computed.clear()
-    crash = {"learner": 1, "at": 14.8, "restart_after": 3.0}
+    crash = {"learner": 1, "at": TIMES[name][1], "restart_after": 3.0}
     again = as_processes(egs_dir, tmp_path / "again", STRATEGIES[name], crashes=[crash])
-    assert steps < sum(computed) <= steps + 4, "at most the step in which the learner was lost"
+    repeated = sum(computed) - steps
+    assert 0 < repeated <= 4 * BLOCKS.get(name, 1), "at most the step or block in which the learner was lost"
+    assert again["counts"].get("steps repeated", 0) >= repeated - 4
     assert again["restarts"] == 4 and not audit(tmp_path / "again").problems
-    assert again["counts"].get("residuals lost", 0) == (name != "sync")
+    assert again["counts"].get("residuals lost", 0) == (name not in ("sync", "slowmo"))
+    assert again["heldout_loss"][0] == pytest.approx(whole["heldout_loss"][0], rel=0.02)
     assert again["staleness"] == whole["staleness"]
     assert again["batches_per_learner"] == whole["batches_per_learner"]
     batches = [[batch for line in lease_log(tmp_path / out) for batch in line["batch"]] for out in ("again", "whole")]
@@ -214,6 +225,31 @@ def test_a_smaller_team_loses_a_learner_before_its_first_checkpoint(
     assert sum(computed) == batches - done[1] and not audit(out).problems
     steps = 4 * done[0] + 2 * (done[1] - done[0]) + sum(whole["staleness"].values()) - done[1]
     assert sum(one["staleness"].values()) == steps
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (2, 3), (1, 2), (0, 2)])
+def test_a_lost_learner_of_a_group_continues_with_its_model(
+    egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    lost: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Learners 0 and 1, and 2 and 3, have the same optimizer. Only 0 and 2 have the model of the last block."""
+    monkeypatch.setattr(checkpoint, "KEPT", 1000)
+    crashes = [{"learner": rank, "at": TIMES["htm"][1], "restart_after": 3.0} for rank in lost]
+    as_processes(egs_dir, tmp_path, STRATEGIES["htm"], crashes=crashes)
+    assert not audit(tmp_path).problems
+    checkpoints = {path.name: path for path in (tmp_path / "checkpoints").glob("checkpoint-*")}
+    if lost == (0, 2):
+        assert "no model of the last block for learner 0" in caplog.text and "checkpoint-000000014" not in checkpoints
+        return
+    states = [read(checkpoints["checkpoint-000000014"] / f"learner-{rank}.pt")["strategy"] for rank in range(4)]
+    found = [leaves({name: state[name] for name in ("weights", "W_g", "delta", "optimizer")}) for state in states]
+    momentum = [{name: values for name, values in state.items() if "optimizer" in name} for state in found]
+    assert momentum[0] == momentum[1] and momentum[2] == momentum[3]
+    assert (momentum[0] == momentum[2]) == (lost == (2, 3))
+    for name in ("/weights", "/W_g", "/delta"):
+        assert found[0][name] == found[2][name] and found[1][name] == found[3][name]
+    assert found[0]["/weights"] == found[1]["/weights"] and found[0]["/delta"] and not found[1]["/delta"]
+    assert [state["residual"].abs().sum() == 0 for state in states] == [rank in lost for rank in range(4)]
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ each group takes part in that, and broadcasts the result inside its group.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -68,7 +68,10 @@ class BlockStrategy(Strategy):
         inner_team = SingleProcess() if self._group is None else GroupTeam(team, self._group, groups)
         self._inner = (inner or Local)(params, optimizer, inner_team)
         self.staleness, self.metrics = self._inner.staleness, self._inner.metrics
-        self.num_models = team.size // group_size
+        alone = momentum == "keep" and group_size == 1
+        self.residuals = (*self._inner.residuals, *(["optimizer"] if alone else []))
+        self.equal_blocks = fragments == 1 and (self._inner.equal_replicas or isinstance(self._inner, Local))
+        self.num_models, self._group_size = team.size // group_size, group_size
         self._block_size, self._momentum = block_size, momentum
         self._group_leaders: Group | None = team
         if self._group is not None:
@@ -140,6 +143,10 @@ class BlockStrategy(Strategy):
                 self.team.start_all_reduce_mean(velocity).wait()
         self.metrics["blocks"] += 1
 
+    @property
+    def block_ended(self) -> bool:
+        return self.equal_blocks and self._steps == 0
+
     def drain(self) -> None:
         self._inner.drain()
 
@@ -155,6 +162,16 @@ class BlockStrategy(Strategy):
         self._inner.load_state_dict(state)
         self._steps = state["steps"]
         self._W_g.copy_(state["W_g"])
+
+    def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+        """Does `Strategy.state_of_lost`. The learners of a group must go on with the same optimizer."""
+        leads, group = rank % self._group_size == 0, rank // self._group_size
+        alike = [other for other in states if (other % self._group_size == 0) == leads]
+        if not alike:
+            raise ValueError(f"no model of the last block for learner {rank}")
+        own = {other: state for other, state in states.items() if other // self._group_size == group}
+        inner = self._inner.state_of_lost(rank, own or states)
+        return {**states[alike[0]], **{name: inner[name] for name in self._inner.state_dict()}}
 
 
 class GroupTeam(SingleProcess):
