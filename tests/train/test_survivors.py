@@ -245,7 +245,7 @@ def test_a_lost_learner_of_a_group_continues_with_its_model(
     found = [leaves({name: state[name] for name in ("weights", "W_g", "delta", "optimizer")}) for state in states]
     momentum = [{name: values for name, values in state.items() if "optimizer" in name} for state in found]
     assert momentum[0] == momentum[1] and momentum[2] == momentum[3]
-    assert (momentum[0] == momentum[2]) == (lost == (2, 3))
+    assert (momentum[0] == momentum[2]) == (lost == (2, 3))  # the mean of those of 0 and 1
     for name in ("/weights", "/W_g", "/delta"):
         assert found[0][name] == found[2][name] and found[1][name] == found[3][name]
     assert found[0]["/weights"] == found[1]["/weights"] and found[0]["/delta"] and not found[1]["/delta"]

@@ -20,7 +20,7 @@ from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.strategies.topology import check_groups
-from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.strategy import Strategy, mean_state
 from asr_am.distributed.team import (
     CostKind,
     Event,
@@ -164,13 +164,15 @@ class BlockStrategy(Strategy):
         self._W_g.copy_(state["W_g"])
 
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-        """Does `Strategy.state_of_lost`. The learners of a group must go on with the same optimizer."""
+        """Does `Strategy.state_of_lost`. The learner's optimizer is that of its group, else the mean of all."""
         leads, group = rank % self._group_size == 0, rank // self._group_size
         alike = [other for other in states if (other % self._group_size == 0) == leads]
         if not alike:
             raise ValueError(f"no model of the last block for learner {rank}")
         own = {other: state for other, state in states.items() if other // self._group_size == group}
         inner = self._inner.state_of_lost(rank, own or states)
+        if not own:
+            inner["optimizer"] = mean_state([state["optimizer"] for state in states.values()])
         return {**states[alike[0]], **{name: inner[name] for name in self._inner.state_dict()}}
 
 
