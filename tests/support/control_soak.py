@@ -66,7 +66,7 @@ OPTIONS = replace(
     random_offset=False, checkpoint_every=2, report_every=2,
 )  # fmt: skip
 UTTERANCES = (60,) * 6  # frames
-BASE_RATES = {"ps_async": 0.06, "bmuf": 0.05}  # with 0.2 they overshoot
+BASE_RATES = {"ps_async": 0.06, "bmuf": 0.05, "htm": 0.05}  # with 0.2 they overshoot
 LEARNERS, HOSTS = 4, 2
 SIZES = (2, 4, 6)  # learners of a start, with `resizes`
 FAULT_SECONDS = 20.0  # virtual seconds in which faults happen
