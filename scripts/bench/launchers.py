@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE")
     arguments = parser.parse_args()
+    if arguments.epochs < 2:
+        parser.error(f"--epochs {arguments.epochs}: must be at least 2, as the first is not counted")
     rows = []
     for strategy in arguments.strategy.split(","):
         rows.append(row(strategy, [f"train.epochs={arguments.epochs}", *arguments.overrides], arguments.mpi))
