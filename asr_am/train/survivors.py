@@ -121,12 +121,13 @@ class Survivors(NamedTuple):
             strategy: has done nothing yet.
             former: by rank, the parts of the checkpoint before. Empty if there was none.
         """
+        repeated = max(saved["repeated"] for saved in self.saved.values())
         for rank in range(self.learners):
             part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(rank, strategy, former)
-            state, repeated = part["strategy"], max(saved["repeated"] for saved in self.saved.values())
+            state = part["strategy"]
             if repeated:
-                repeated += state["counts"].get("steps repeated", 0)
-                state = {**state, "counts": {**state["counts"], "steps repeated": repeated}}
+                counts = {**state["counts"], "steps repeated": state["counts"].get("steps repeated", 0) + repeated}
+                state = {**state, "counts": counts}
             if strategy.equal_replicas:
                 state = {name: value for name, value in state.items() if name not in REPLICA}
                 state |= self.replica if rank == 0 else {}
