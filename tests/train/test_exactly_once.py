@@ -49,7 +49,7 @@ def train_with(
     return history, json.loads((out / "summary.json").read_text())
 
 
-@pytest.mark.parametrize(("strategy", "hosts"), [("hybrid", 2), ("bmuf", 1), ("ps_sync", 1)])
+@pytest.mark.parametrize(("strategy", "hosts"), [("hybrid", 2), ("dpsgd", 1), ("ps_sync", 1)])
 def test_a_team_in_step_starts_again_by_itself(egs_dir: Path, tmp_path: Path, strategy: str, hosts: int) -> None:
     """A learner dies in the second segment, and the leader in the checkpoint of the third."""
     options = {"synchronous": strategy != "ps_sync"}
