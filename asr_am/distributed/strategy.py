@@ -52,7 +52,7 @@ class Strategy(ABC):
     Attributes:
         name: its name in the configuration.
         synchronous: all learners take their steps together, which allows collectives. Otherwise only messages are used.
-        fault_tolerant: the others continue without a learner that died. Otherwise its death ends the run.
+        fault_tolerant: the others continue without a learner that died. Otherwise all start again after its death.
         equal_replicas: all learners have the same state after every step, but for counts and `residuals`. A step that
             raises LearnerLost leaves that state as it was before the step.
         equal_blocks: all learners have the same model after each block of steps (`block_ended`), but for the optimizer,

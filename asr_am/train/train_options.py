@@ -5,7 +5,7 @@ an asynchronous strategy they also change which learner is ahead. So do the numb
 runs of adpsgd, ps_async and psp on real processes are the same. Two runs have the same bits if the strategy is
 synchronous or the cluster virtual, and device, number of threads, kind of CPU and versions of libraries are the same.
 On a GPU, cuBLAS has a fixed workspace for that (CUBLAS_WORKSPACE_CONFIG), and no sum is made by atomic additions but
-that of gradient compression, which is exact in any order. No GPU has confirmed it yet (scripts/gpu_check.sh does).
+that of gradient compression, which is exact in any order. One H200 has confirmed it (scripts/gpu_check.sh).
 """
 
 from __future__ import annotations

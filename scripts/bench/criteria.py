@@ -114,9 +114,10 @@ def main() -> None:
     arguments, more = parser.parse_known_args()
     cells = [(criterion, model) for criterion in arguments.criteria for model in arguments.models]
     with composing():
+        run(arguments.recipe, 0, 0, [*ONLY, *more])  # sizes and epochs follow the hours of its training speech
         overrides = {cell: overrides_of(arguments.recipe, *cell, more) for cell in cells}
         for cell in cells:  # one after another, as several have the same examples
-            run(arguments.recipe, 0, 5, overrides[cell])
+            run(arguments.recipe, 1, 5, overrides[cell])
         with ThreadPoolExecutor(arguments.jobs) as pool:
             todo = [cell for cell in cells if cell[0] != "ce" or ("mmi", cell[1]) not in cells]  # MMI begins with it
             list(pool.map(lambda cell: run(arguments.recipe, 6, 9, overrides[cell]), todo))

@@ -16,7 +16,7 @@ Three options are those of IBM's later systems:
     group_size    super-learners (Zhang et al., Interspeech 2019, arXiv 1907.05701): the learners of a group, usually of
                   one host, share a model. g is their mean by all-reduce, their first learner updates and gossips with
                   the first of other groups, and broadcasts W. Groups do not wait for each other, but each has its own
-                  share of the batches, and a death ends the run. One group of all learners is `sync`
+                  share of the batches, and after a death all start again. One group of all learners is `sync`
     partners      random: a ring drawn for each exchange (Zhang et al., ICASSP 2020, arXiv 2002.01119), in which senders
                   stay senders. exponential: see `topology.receivers`
     delay_by_one  (the same paper): a sender's update waits for the averaging of the update before. So each update is
