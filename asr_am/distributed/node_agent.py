@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -41,15 +42,16 @@ class NodeAgent:
         self._spec, self._connection, self._make_workers, self._clock = spec, connection, make_workers, clock
         self._name = name
         self._workers: Workers | None = None
+        self._last_sent = -math.inf
 
     def run(self) -> None:
         """Runs until the supervisor ends the run. Raises LearnerLost or InputError if that was not in good order."""
         try:
             begin = self._join_supervisor()
             self._workers, run = self._make_workers(begin), begin["run"]
-            last_heard, last_sent = self._clock.now(), 0.0
+            last_heard = self._clock.now()
             while True:
-                self._clock.tick()
+                self._heartbeat()
                 for message in self._connection.receive(POLL_INTERVAL):
                     last_heard = self._clock.now()
                     if message.get("do") == "start":
@@ -59,8 +61,8 @@ class NodeAgent:
                     elif message.get("do") == "preempt":
                         self._workers.preempt()
                     elif message.get("do") == "restart":
-                        self._workers.end()
-                        run = message["run"]
+                        self._workers.end(self._heartbeat)
+                        run, last_heard = message["run"], self._clock.now()  # what came meanwhile is not read yet
                     elif message.get("do") == "stop":
                         self._stop(message)
                         return
@@ -68,13 +70,16 @@ class NodeAgent:
                     self._connection.send({"op": "ended", **vars(exit_status)})
                 if self._clock.now() - last_heard > AGENT_TIMEOUT * HEARTBEAT_TIMEOUT:
                     raise InputError(f"the supervisor at {self._spec.address} cannot be reached any more: check host 0")
-                if self._clock.now() - last_sent > HEARTBEAT_TIMEOUT / 5:
-                    last_sent = self._clock.now()
-                    self._connection.send({"op": "live"})
         finally:
             if self._workers is not None:
                 self._workers.end()
             self._connection.close()
+
+    def _heartbeat(self) -> None:
+        self._clock.tick()
+        if self._clock.now() - self._last_sent > HEARTBEAT_TIMEOUT / 5:
+            self._last_sent = self._clock.now()
+            self._connection.send({"op": "live"})
 
     def _join_supervisor(self) -> ControlMessage:
         """Registers this host, and waits until the supervisor has all hosts."""

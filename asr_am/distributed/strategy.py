@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from asr_am.distributed.cluster_config import Faults
@@ -193,7 +194,7 @@ class Strategy(ABC):
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         """Returns a state for a learner that died, made of those of the others after the same step.
 
-        Replicas are equal, or a block has ended. This strategy has done nothing yet. It gives the residuals.
+        Replicas are equal, or a block has ended. Residuals begin at 0.
 
         Args:
             rank: of the learner.
@@ -202,8 +203,8 @@ class Strategy(ABC):
         Raises:
             ValueError: none of them has what the learner needs.
         """
-        new = self.state_dict()
-        return {**states[min(states)], **{name: new[name] for name in self.residuals}}
+        other = states[min(states)]
+        return {**other, **{name: torch.zeros_like(other[name]) for name in self.residuals}}
 
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027
         """Takes from the checkpoint what another rank had and this one has now. Called after `load_state_dict`.

@@ -50,8 +50,8 @@ class Workers(Protocol):
         """Asks all learners to save a checkpoint and to end."""
         ...
 
-    def end(self) -> None:
-        """Ends all learners. `ended` does not report them."""
+    def end(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Ends all learners. `ended` does not report them. Calls `meanwhile` about each second while it waits."""
         ...
 
 
@@ -241,7 +241,9 @@ class Supervisor:
         self._killed.clear()
         self._run = self._new_run()
         self._notify_hosts({"do": "restart", "run": self._run})  # which end their learners at the same time
-        self._workers.end()
+        self._workers.end(self._while_learners_end)
+        for host in self._hosts.values():
+            host.last_heard = self._clock.now()  # what it has sent meanwhile is not read yet
         self._connections.clear()
         self._ranks.clear()
         self._last_heard.clear()
@@ -253,6 +255,10 @@ class Supervisor:
             self._restarts.clear()
             for rank, incarnation in begin.items():
                 self._start(rank, incarnation)
+
+    def _while_learners_end(self) -> None:
+        self._clock.tick()
+        self._heartbeat(self._clock.now())
 
     def _on_end(self, exit_status: ExitStatus, host: str) -> None:
         """Handles the end of a learner's process."""

@@ -59,7 +59,7 @@ OTHERS = ("wandb", "tensorboard", "checkpoints")  # folders of a run that change
 MADE = (
     SETTINGS, "metrics.jsonl", "leases.jsonl", "summary.json", "best.pt", ".*.tmp", "wandb/**/*", "tensorboard/**/*",
     "checkpoints/checkpoint-?????????/*", "checkpoints/checkpoint-*partial/*", "checkpoints/checkpoint-*.damaged/*",
-    "checkpoints/.*", "checkpoints/.*/**/*",
+    "checkpoints/survivors-?????????.*/*", "checkpoints/.*", "checkpoints/.*/**/*",
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ FORMAT = "asr_am training checkpoint 2"
 KEPT = 2
 BEST = "best.pt"
 SURVIVORS = "survivors-"
+OF_SURVIVORS = re.compile(SURVIVORS + r"\d{9}\.\w*")
 COMPLETE = re.compile(r"checkpoint-\d{9}")  # copies that a user has made have other names
 
 
@@ -120,7 +121,10 @@ class Checkpoints:
 
     Attributes:
         terms: who may write.
+        on_disk: False for a run without files.
     """
+
+    on_disk = True
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
         self.directory, self.fingerprint = directory, fingerprint
@@ -166,7 +170,8 @@ class Checkpoints:
     def remove_survivors(self) -> None:
         """Removes what survivors have saved. Called by the leader."""
         for found in self.directory.glob(f"{SURVIVORS}*"):
-            disk.remove_at_once(found)
+            if OF_SURVIVORS.fullmatch(found.name):
+                disk.remove_at_once(found)
 
     def best_model(self, updates: int) -> Path:
         """Returns where to save the best model so far, which becomes the run's best.pt with this checkpoint."""

@@ -40,6 +40,8 @@ class NoTerms(Terms):
 class NoCheckpoints(Checkpoints):
     """What the training loop asks of checkpoints, for a run without files."""
 
+    on_disk = False
+
     def __init__(self) -> None:
         self.fingerprint, self.terms = "", NoTerms()
 

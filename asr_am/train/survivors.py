@@ -84,6 +84,11 @@ class Survivors(NamedTuple):
         return cls(last["learners"], last["steps"], of_last, replica)
 
     @property
+    def lost(self) -> set[int]:
+        """Ranks of the learners that have not saved their state after these steps."""
+        return set(range(self.learners)) - self.saved.keys()
+
+    @property
     def seconds(self) -> float:
         """Duration of the segment so far."""
         return max(float(saved["seconds"]) for saved in self.saved.values())
@@ -112,15 +117,20 @@ class Survivors(NamedTuple):
     def statistics(self) -> list[Tensor]:
         """Returns the means of their models' running statistics."""
         by_rank = (saved["part"]["statistics"] for saved in self.saved.values())
-        return [torch.stack([x.double() for x in alike]).mean(0) for alike in zip(*by_rank, strict=True)]
+        means = []
+        for alike in zip(*by_rank, strict=True):
+            mean = torch.stack([x.double() for x in alike]).mean(0)
+            means.append((mean if alike[0].is_floating_point() else mean.round()).to(alike[0]))
+        return means
 
     def parts(self, strategy: Strategy, former: Mapping[int, Part]) -> Iterator[tuple[int, Part]]:
         """Yields rank and part of each learner for a checkpoint after the steps.
 
         Args:
             strategy: has done nothing yet.
-            former: by rank, the parts of the checkpoint before. Empty if there was none.
+            former: by rank, the parts in the checkpoint before of those that are lost. Empty if there was none.
         """
+        statistics = self.statistics()
         repeated = max(saved["repeated"] for saved in self.saved.values())
         for rank in range(self.learners):
             part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(rank, strategy, former)
@@ -131,10 +141,10 @@ class Survivors(NamedTuple):
             if strategy.equal_replicas:
                 state = {name: value for name, value in state.items() if name not in REPLICA}
                 state |= self.replica if rank == 0 else {}
-            yield rank, {**part, "strategy": state}
+            yield rank, {**part, "strategy": state, "statistics": statistics}
 
     def _part_of_lost(self, rank: int, strategy: Strategy, former: Mapping[int, Part]) -> Part:
-        """Returns the part of a learner that has saved nothing."""
+        """Returns the part of a learner that has saved nothing. What it counted since the checkpoint is not known."""
         part = next(iter(self.saved.values()))["part"]
         state = strategy.state_of_lost(rank, {other: saved["part"]["strategy"] for other, saved in self.saved.items()})
         continued = [part for number, part in former.items() if number % self.learners == rank]  # as in `merged_part`

@@ -143,6 +143,7 @@ class Trainer:
         self.progress = TrainProgress().with_learners(self.learners)
         self.leadership = Leadership(team, self.checkpoints.terms, self._take_over)
         self._reports = StepReports(setup, team, self.strategy, self.leadership, self.checkpoints)
+        self._saves_steps = self.checkpoints.on_disk and survives_losses(self.strategy, team)
         self._after_block: Saved | None = None  # state after the last block of this segment
         self._rejoined = not team.rejoins
         self._steps_between_checks, self._steps_unchecked = 1 if team.size == 1 else FIRST_STEPS, 0
@@ -211,6 +212,7 @@ class Trainer:
 
     def _adopt_survivors(self) -> None:
         """Makes a checkpoint of what survivors of the team before have saved since the newest one, if they have."""
+        self.checkpoints.load()  # raises InputError if it is of another run, whose survivors these are
         found = self.checkpoints.load_survivors()
         try:
             if survivors := Survivors.of(found):
@@ -224,7 +226,8 @@ class Trainer:
         """Makes that checkpoint. At the end of an epoch it validates first, as `_finish_epoch` does."""
         learners, state = survivors.learners, self.checkpoints.load()
         before = TrainProgress(**state["cursor"]) if state else TrainProgress()
-        former = {rank: self.checkpoints.load_learner(rank) for rank in state["members"]} if state else {}
+        lost = [rank for rank in (state["members"] if state else ()) if rank % learners in survivors.lost]
+        former = {rank: self.checkpoints.load_learner(rank) for rank in lost}
         progress = self.progress = before.with_learners(learners)
         plan = self.setup.plan(progress.epoch)
         if learners != self.learners:
@@ -337,7 +340,7 @@ class Trainer:
         self._reports.begin(progress)
         gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
         self._after_block = None
-        with team.sigterm_as_loss() if survives_losses(self.strategy, team) else nullcontext():
+        with team.sigterm_as_loss() if self._saves_steps else nullcontext():
             try:
                 stops = self._do_steps(gradients, leases, begin)
                 record = self._finish_segment(plan, leases, team.now() - begin)
@@ -357,7 +360,7 @@ class Trainer:
         Returns:
             True if it was cut short, as the run is to end.
         """
-        keeps_blocks = self.strategy.equal_blocks and survives_losses(self.strategy, self.team)
+        keeps_blocks = self.strategy.equal_blocks and self._saves_steps
         gradient = self.team.timed(gradients) if self.team.rank < self.learners else no_gradient
         batches = self.progress.batches_per_learner.get(self.team.rank, 0)
         steps, stops = 0, False
@@ -385,7 +388,7 @@ class Trainer:
             updates: those before the segment.
             seconds: duration of the segment so far.
         """
-        if not isinstance(leases, RoundRobinLeases) or not survives_losses(self.strategy, self.team):
+        if not isinstance(leases, RoundRobinLeases) or not self._saves_steps:
             return
         try:
             saved = self._after_block if self.strategy.equal_blocks else self._as_survivor(leases, seconds)

@@ -81,13 +81,20 @@ def test_checkpoints_that_are_removed_meanwhile_end_the_run_and_nothing_else_goe
 def test_a_run_that_ends_before_its_first_checkpoint_is_kept(tmp_path: Path, end: type[BaseException]) -> None:
     def build(folder: Path) -> None:
         (folder / "config.yaml").write_text("seed: 1\n", encoding="utf-8")
-        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints/survivors-000000000.1f").mkdir(parents=True)
+        (folder / "checkpoints/survivors-000000000.1f/learner-0.pt").touch()
         raise end
 
     out = tmp_path / "run"
     with pytest.raises(end):
         Target(out, [], {}, build, in_place=True, makes=MADE, settings=(SETTINGS,), exclude=OTHERS).run()
     assert (out / "config.yaml").exists() and (out / ".key").exists()
+    (tmp_path / "other").touch()
+    target = Target(
+        out, [tmp_path / "other"], {}, lambda folder: (folder / "best.pt").touch(), in_place=True, makes=MADE,
+        settings=(SETTINGS,), exclude=OTHERS,
+    )  # fmt: skip
+    assert target.run(), "with other values: all in the folder is its own"
 
 
 def test_what_a_killed_run_left_unfinished_is_removed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from asr_am.distributed.strategies.slowmo import Slowmo
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.strategies.topk import Topk
 from asr_am.distributed.team import LearnerLost
+from asr_am.errors import InputError
 from asr_am.models.model_file import load_acoustic_model
 from asr_am.train import checkpoint
 from asr_am.train.audit import audit
@@ -107,6 +109,29 @@ def test_a_lost_step_leaves_the_state_after_the_step_before(
             values, wanted = leaves({key: found[key] for key in expected["strategy"]}), leaves(expected["strategy"])
             values = {key: value for key, value in values.items() if not key.startswith("/counts")}
             assert values == {key: wanted[key] for key in values}
+
+
+def test_those_of_another_run_and_copies_of_them_stay(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(LearnerLost):
+        as_processes(egs_dir, tmp_path, Sync, crashes=[{"learner": 1, "at": 14.8}])
+    (own,) = (tmp_path / "checkpoints").glob("survivors-*")
+    shutil.copytree(own, copied := own.with_name(f"{own.name}.bak"))
+    with pytest.raises(InputError, match="other options"):
+        virtually(egs_dir, tmp_path, Sync, replace(OPTIONS, seed=5))
+    assert own.exists()
+    virtually(egs_dir, tmp_path, Sync)
+    assert not own.exists() and copied.exists()
+
+
+def test_a_team_of_one_gives_them_back_to_four(egs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no residual, and is killed before its first checkpoint."""
+    with pytest.raises(LearnerLost):
+        as_processes(egs_dir, tmp_path, STRATEGIES["gtc"], crashes=[{"learner": 1, "at": 14.8}])
+    with monkeypatch.context() as patch, pytest.raises(LearnerLost, match="killed"):
+        patch.setattr(Gtc, "step", lambda self, gradient: (_ for _ in ()).throw(LearnerLost(0, "was killed")))
+        virtually(egs_dir, tmp_path, STRATEGIES["gtc"], learners=1)
+    summary = virtually(egs_dir, tmp_path, STRATEGIES["gtc"])
+    assert summary["counts"]["residuals lost"] == 1 and not audit(tmp_path).problems
 
 
 @pytest.fixture

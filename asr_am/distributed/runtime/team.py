@@ -102,7 +102,8 @@ class ProcessTeam:
             return
 
         def note(number: int, frame: FrameType | None) -> None:
-            self._wait_monitor.fail(LearnerLost(self.rank, "was asked to end, as another one is lost"))
+            lost = LearnerLost(self.rank, "was asked to end, as another one is lost")
+            threading.Thread(target=self._wait_monitor.fail, args=(lost,)).start()  # this one may be about to wait
 
         signal.signal(signal.SIGTERM, note)
         try:

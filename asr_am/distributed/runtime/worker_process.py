@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,17 +243,23 @@ class WorkerProcesses:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
 
-    def end(self) -> None:
-        """Ends all workers that run, and the processes that they have started."""
+    def end(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Ends all workers that run, and the processes that they have started. `meanwhile`: see `supervisor.Workers`.
+
+        SIGTERM is for the learner alone: it needs its own processes, such as those of a DataLoader, until it has saved.
+        """
         processes = [process for _, process in self._running.values()]
         self._running.clear()
         for process in processes:
-            _signal(process, signal.SIGTERM)
-            _signal(process, signal.SIGCONT)  # a process that is stopped gets SIGTERM then
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+                os.kill(process.pid, signal.SIGCONT)  # a process that is stopped gets SIGTERM then
         deadline = time.monotonic() + TERMINATE_GRACE
         for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - time.monotonic(), 0))
+            while process.poll() is None and (left := deadline - time.monotonic()) > 0:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(min(left, 1.0))
+                meanwhile()
             _signal(process, signal.SIGKILL)
             process.wait()
 

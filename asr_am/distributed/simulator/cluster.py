@@ -88,15 +88,15 @@ class SimHost:
     def preempt(self) -> None:
         raise RuntimeError("a virtual cluster is not preempted")
 
-    def end(self) -> None:
+    def end(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         if self._cluster.in_step:
-            self._await_survivors()
+            self._await_survivors(meanwhile)
         for rank in self.ranks:
             self.kill(rank)
         self._cluster.scheduler.sleep(0.0)
         self._ended.clear()
 
-    def _await_survivors(self) -> None:
+    def _await_survivors(self, meanwhile: Callable[[], None]) -> None:
         """Waits until the learners of a synchronous team have saved their last step, and have ended."""
         scheduler, learners = self._cluster.scheduler, self._cluster.learners
         end = scheduler.now + TERMINATE_GRACE
@@ -104,6 +104,7 @@ class SimHost:
             learners[rank].alive and learners[rank].stopped_until <= scheduler.now for rank in self.ranks
         ):
             scheduler.sleep(SIM_POLL_INTERVAL)
+            meanwhile()
 
     def report(self, learner: SimLearner, status: int) -> None:
         """Notes that a process has ended."""

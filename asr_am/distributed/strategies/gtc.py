@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from typing import Any, Literal
 
 import torch
@@ -107,31 +108,30 @@ class Gtc(Strategy):
         Encoding a bucket overlaps with the exchange of the message lengths of those before it.
         """
         messages: list[tuple[Tensor, Gather]] = []
+        pending: list[Gather | Work] = []
         threshold = unit * self.team.size  # exact, so that what is sent and what remains add up
         for part in self._buckets:
             g = None if self._momentum_first else self.params.g[part]
             packed = encode(self.residual[part], threshold, g, self._next[part])
             length = torch.tensor([len(packed)], dtype=torch.int32, device=packed.device)
             messages.append((packed, self.team.start_all_gather(length)))
-        total, pending = 0, []
+        total, counts = 0, Counter[str](elements=len(self.params))
         for part, (packed, length_gather) in zip(self._buckets, messages, strict=True):
             lengths = torch.cat(length_gather.wait()).tolist()
             total += sum(lengths)
-            pending.append(self._send(self.params.g[part], packed, lengths))
+            counts["sent"] += len(packed)
+            g = self.params.g[part]
+            if sum(lengths) <= self._dense_above * len(g) * self.team.size:  # alike at all, as all know all lengths
+                pending.append(self.team.start_all_gather(packed, lengths))
+            else:
+                counts["dense"] += 1
+                decode(packed, g, 1.0)
+                pending.append(self.team.start_all_reduce_mean(g))
         for part, work in zip(self._buckets, pending, strict=True):
             self._receive(self.params.g[part], work, unit)
         self.residual, self._next = self._next, self.residual  # as nothing can fail any more
-        self.metrics["elements"] += len(self.params)
+        self.metrics.update(counts)
         self._adapt(total / (len(self.params) * self.team.size))
-
-    def _send(self, g: Tensor, packed: Tensor, lengths: list[int]) -> Gather | Work:
-        """Starts to send a bucket, sparse or dense. All members decide alike, as all know all lengths."""
-        self.metrics["sent"] += len(packed)
-        if sum(lengths) <= self._dense_above * len(g) * self.team.size:
-            return self.team.start_all_gather(packed, lengths)
-        self.metrics["dense"] += 1
-        decode(packed, g, 1.0)
-        return self.team.start_all_reduce_mean(g)
 
     def _receive(self, g: Tensor, work: Gather | Work, unit: float) -> None:
         messages = work.wait()

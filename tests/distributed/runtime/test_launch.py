@@ -309,6 +309,52 @@ class Hosts:
             self.errors[node] = error
 
 
+@pytest.mark.parametrize("busy", [0, 1])
+def test_a_host_whose_learner_ends_slowly_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: int
+) -> None:
+    """It saves for longer than hosts wait for each other's heartbeats."""
+    for module in (agent, supervisor):
+        monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT", 2.0)
+    hosts = Hosts(
+        tmp_path, f"""
+if rank == {busy} and incarnation == 0:
+    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), os._exit(71)))
+wait_for(2)
+if incarnation == 0:
+    if rank != {busy}: os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+""", [1, 1], synchronous=True, restart_after=0.01,
+    )  # fmt: skip
+    assert hosts.wait() == {}
+    assert list(left(tmp_path)) == ["0.0", "0.1", "1.0", "1.1"]
+
+
+def test_what_a_learner_has_started_lives_until_it_has_ended(tmp_path: Path) -> None:
+    """It may need the processes of a DataLoader while it saves what it has done."""
+    launching = forked_launcher(script(tmp_path, """
+import subprocess
+if rank == 0:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    def save(*_):
+        time.sleep(0.3)
+        (folder / f"saved-{child.poll()}-{child.pid}").touch()
+        os._exit(71)
+    signal.signal(signal.SIGTERM, save)
+(folder / f"ready-{rank}").touch()
+time.sleep(600)
+"""), 2)  # fmt: skip
+    while len(list(tmp_path.glob("ready-*"))) < 2:
+        time.sleep(0.01)
+    os.kill(launching.pid, signal.SIGTERM)
+    launching.join(30)
+    (saved,) = tmp_path.glob("saved-*")
+    _, status, child = saved.name.split("-")
+    assert status == "None", "it had ended before"
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text(encoding="utf-8")
+    assert_gone(tmp_path)
+
+
 def test_two_hosts_synchronous(tmp_path: Path) -> None:
     hosts = Hosts(
         tmp_path, "wait_for(4)\nif rank == 3: os.kill(os.getpid(), 9)\ntime.sleep(600)", [2, 2],
