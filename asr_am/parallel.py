@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asr_am.dask_jobs.encoding import NotSent
 from asr_am.errors import InputError
-from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import ProgressBar, mute, track
+from asr_am.signals import signal_on_parent_death
 
 if TYPE_CHECKING:
     from asr_am.dask_jobs.client import DaskJobs

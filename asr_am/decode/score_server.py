@@ -26,7 +26,7 @@ import torch
 
 from asr_am.decode.scorer import MeanSource, NeuralSource, Scorer, ScoreSource
 from asr_am.errors import InputError
-from asr_am.parent_death import signal_on_parent_death
+from asr_am.signals import signal_on_parent_death
 
 log = logging.getLogger(__name__)
 

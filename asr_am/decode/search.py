@@ -15,6 +15,7 @@ from asr_am.decode.token_passing import ARC, EMITTING, END, SOURCE, Arcs, Beams,
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable
+from asr_am.signals import signals_later
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def search(
         np.float32(options.beam), np.float32(options.lattice_beam), options.max_active or graph.num_states,
         options.min_active, np.float32(options.beam_delta),
     )  # fmt: skip
-    found = search_tokens(arcs, beams)
+    with signals_later():  # numba crashes if Ctrl-C is raised while it makes its result by Python code
+        found = search_tokens(arcs, beams)
     arrays = _lattice(graph, found, score_TP, states) if found.num_tokens else None
     return SearchResult(arrays, bool(found.complete), float(found.active))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.parent_death import signal_on_parent_death
+from asr_am.signals import signal_on_parent_death
 from asr_am.stages.recipe_files import ROOT
 from asr_am.stages.target import Target
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from types import TracebackType
 
-from asr_am.parent_death import signal_on_parent_death
+from asr_am.signals import signal_on_parent_death
 
 PREEMPTION = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask for an early end. Training saves a checkpoint first (`distributed.runtime.preemption`)."""

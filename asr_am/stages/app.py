@@ -27,8 +27,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asr_am.errors import DISK_FULL, EXIT_PREEMPTED, InputError, Preempted, is_disk_full
-from asr_am.parent_death import signal_on_parent_death
 from asr_am.progress import mute
+from asr_am.signals import signal_on_parent_death
 from asr_am.stages import PREEMPTION, end_with_recipe, preempt_at_once, started_by_recipe, terminate_at_once
 from asr_am.stages.layout import layout
 from asr_am.stages.overrides import check_sweep, explain, given_overrides, is_search, jobs_of, sweeps

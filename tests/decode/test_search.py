@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +61,22 @@ def lattice_of(small: Small, scores_TP: np.ndarray, options: SearchOptions = WID
 
 def words_of(lattice: Lattice, path: np.ndarray) -> tuple[int, ...]:
     return tuple(lattice.word_A[path][lattice.word_A[path] > 0].tolist())
+
+
+def test_ctrl_c_during_a_search_is_an_exception(small: Small) -> None:
+    """Numba crashes if it makes its result by Python code that raises."""
+    scores_TP = np.tile(noisy(small, "AB A B2", 0), (2000, 1))
+    search(small.graph, scores_TP[:10], small.states, WIDE)  # compiles it
+    child = os.fork()
+    if child == 0:
+        try:
+            threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+            search(small.graph, scores_TP, small.states, WIDE)
+        except KeyboardInterrupt:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def searched_again(small: Small, scores_TP: np.ndarray, scale: LmScale) -> float:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from importlib import import_module
 from itertools import count
 
-from asr_am.parent_death import signal_on_parent_death
+from asr_am.signals import signal_on_parent_death
 
 MAX_PACKET = 1 << 16  # bytes of a learner's own variables, or of a report
 FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # looking for GPUs starts no CUDA, which learners could not use then

@@ -23,7 +23,7 @@ from asr_am.distributed.launch_spec import ExitStatus, LaunchSpec
 from asr_am.distributed.runtime.fork_server import ForkedProcess, ForkServer
 from asr_am.distributed.runtime.security import check_key, is_loopback
 from asr_am.errors import InputError
-from asr_am.parent_death import signal_on_parent_death
+from asr_am.signals import signal_on_parent_death, signals_later
 
 
 @dataclass(frozen=True)
@@ -301,22 +301,3 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def signals_later() -> Iterator[None]:
-    """Handles SIGTERM and SIGINT at the end, so that a process cannot be started without being noted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        signal.signal(number, lambda found, frame: received.append(found))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for found in received:
-            signal.raise_signal(found)
