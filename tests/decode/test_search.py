@@ -70,6 +70,7 @@ def test_ctrl_c_during_a_search_is_an_exception(small: Small) -> None:
     child = os.fork()
     if child == 0:
         try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
             threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
             search(small.graph, scores_TP, small.states, WIDE)
         except KeyboardInterrupt:
