@@ -24,6 +24,7 @@ def signals_later() -> Iterator[None]:
         return
     received: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: handler for number, handler in before.items() if handler is not None}  # else C code handles it
     for number in before:
         signal.signal(number, lambda found, frame: received.append(found))
     try:

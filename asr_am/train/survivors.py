@@ -127,7 +127,7 @@ class Survivors(NamedTuple):
         """Yields rank and part of each learner for a checkpoint after the steps.
 
         Args:
-            strategy: has done nothing yet.
+            strategy: makes the states of those that are lost.
             former: by rank, the parts in the checkpoint before of those that are lost. Empty if there was none.
         """
         statistics = self.statistics()
