@@ -31,6 +31,7 @@ import kaldiio
 import numpy as np
 
 from asr_am.data.kaldi_binary import KaldiWriter
+from asr_am.data.ownership import check_own_dir, mark_own_dir
 from asr_am.data.textfile import write_lines
 from asr_am.decode.kaldi_lattice import compact_lattice_bytes, frame_posteriors, graph_with_ids, posterior_bytes
 from asr_am.decode.lattice import read_lattices
@@ -53,15 +54,20 @@ from asr_am.score.cli import exit_code
 
 
 def export(root: Path, system: str, out: Path) -> list[Path]:
-    """Writes the directories of exp/<corpus>/align/<system>. Raises InputError if it is missing or damaged."""
+    """Writes the directories of exp/<corpus>/align/<system>.
+
+    Raises:
+        InputError: the system is missing or damaged, or a directory exists that was not made by this program.
+    """
     folder = root / "align" / system
     if not GmmSystem.is_complete(folder):
         raise InputError(f"{folder}: no such GMM system; run stage 3 (align)")
     model, lang = GmmSystem.load(folder), Lang.load(root / "lang")
+    subsets = sorted(path.stem for path in (folder / "ali").glob("*.ark"))
+    targets = {subset: out / f"{system}_{subset}" for subset in subsets}
+    _make_dirs(out / "lang", *targets.values())
     written = [write_lang(lang, out / "lang")]
-    for subset in sorted(path.stem for path in (folder / "ali").glob("*.ark")):
-        target = out / f"{system}_{subset}"
-        target.mkdir(parents=True, exist_ok=True)
+    for subset, target in targets.items():
         write_tree(target / "tree", model.tree)
         write_model(target / "final.mdl", model.states, model.gmms)
         shutil.copyfile(root / "lang/phones.txt", target / "phones.txt")
@@ -80,7 +86,8 @@ def export_decoding(root: Path, run: str, out: Path) -> list[Path]:
     states, target = StateTable.load(system.states), out / run
     if states.first_steps:
         raise InputError(f"{folder}: is of a chain model, which can only be exported by asr_am.network_export")
-    (target / "graph").mkdir(parents=True, exist_ok=True)
+    _make_dirs(target)
+    (target / "graph").mkdir(exist_ok=True)
     gmms = GmmSystem.load(system.align_dir).gmms
     write_model(target / "final.mdl", states, gmms)
     graph = FstArrays.from_fst(read_fst(system.graph, "run stage 7 (decode) again"))
@@ -102,6 +109,14 @@ def export_decoding(root: Path, run: str, out: Path) -> list[Path]:
         writer.vector(np.exp(log_priors(counts_P)))
         writer.save(target / "priors.vec")
     return [target]
+
+
+def _make_dirs(*folders: Path) -> None:
+    """Makes folders to write into. Raises InputError, before any is made, if one has files of the user."""
+    for folder in folders:
+        check_own_dir(folder)
+    for folder in folders:
+        mark_own_dir(folder)
 
 
 def _write_lattices(archived: Path, lm_weight: float, target: Path) -> None:

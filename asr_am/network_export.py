@@ -71,6 +71,7 @@ def export_network(model_path: Path, out: Path, frames: int | None = None) -> fl
     description = {"kind": info["kind"], "frames": frames, "dim": info["dim"], "num_pdfs": info["num_pdfs"]}
     description |= {"frames_per_output": model.subsampling, "chain": bool(info.get("chain"))}
     description["ctc"] = bool(info.get("ctc"))
+    out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with torch.no_grad():
             write(network, torch.zeros(BATCHES[0], frames, info["dim"]), description, partial)

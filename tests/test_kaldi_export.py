@@ -64,6 +64,21 @@ def test_kaldis_files_say_the_same(trained: tuple[Path, Spoken], tmp_path: Path)
     assert transforms.keys() == own.keys() and all(np.array_equal(transforms[name], own[name]) for name in own)
 
 
+def test_files_of_the_user_stay(
+    trained: tuple[Path, Spoken], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--exp", str(trained[0]), "--out", str(tmp_path / "data")]
+    own = tmp_path / "data/sat_train/final.mdl"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine", encoding="utf-8")
+    assert kaldi_export.main(arguments) == 1
+    assert "sat_train: not made by this program" in capsys.readouterr().err
+    assert own.read_text(encoding="utf-8") == "mine" and not (tmp_path / "data/lang").exists()
+    own.unlink()
+    assert kaldi_export.main(arguments) == 0
+    assert kaldi_export.main(arguments) == 0, "its own folders are written again"
+
+
 def test_the_lang_directory(trained: tuple[Path, Spoken], tmp_path: Path) -> None:
     root, _ = trained
     kaldi_export.export(root, "sat", tmp_path)

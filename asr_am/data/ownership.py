@@ -14,7 +14,8 @@ a list of its files, once it is finished (asr_am/stages/target.py).
 - Temporary files: `tmp.asr_am.*` in an unfinished output (asr_am/data/temporary.py), archives that were downloaded, and
   the folders `asr_am-*` for sockets in the folder for temporary files, which have a marker of ours.
 
-The folder that `train_model` is given as `out` is marked by `.key`, too. Of it, only old checkpoints are removed.
+The folder that `train_model` is given as `out`, and those that `kaldi_export` writes, are marked by `.key`, too. Of the
+first only old checkpoints are removed. In the others the next export replaces its files.
 
 Whatever else there is belongs to the user. A folder without a marker is never removed, renamed or written into. Neither
 is an output that holds files which it was not made with. Both end with an error that names the file.
@@ -69,16 +70,16 @@ def begun_config(folder: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def check_run_dir(folder: Path) -> None:
-    """Raises InputError if the folder of a run that is trained from Python exists and is not one of this program."""
+def check_own_dir(folder: Path) -> None:
+    """Raises InputError if a folder for a run from Python, or for an export, exists and is not one of this program."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / KEY).exists():
         raise InputError(
             f"{folder}: not made by this program, so nothing is written there; give another folder as `out`"
         )
 
 
-def mark_run_dir(folder: Path) -> None:
-    """Makes the folder of a run that is trained from Python, unless it exists."""
+def mark_own_dir(folder: Path) -> None:
+    """Makes the folder of a run from Python, or of an export, unless it exists."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / KEY).touch()
 

@@ -127,7 +127,10 @@ def late_overrides(targets: Sequence[TargetsFn], overrides: Sequence[str]) -> It
     if not any(_other_keys(out, config) for configs in given for out, config in configs.items()):
         return
     for position, override in enumerate(parsed):
-        without = _configs(targets, first[:position] + first[position + 1 :])
+        try:
+            without = _configs(targets, first[:position] + first[position + 1 :])
+        except HydraException:
+            continue  # others are options of this choice, as of corpus=kaldi
         for number, configs in enumerate(given):
             late = [
                 out for out, config in configs.items()

@@ -51,17 +51,20 @@ def test_a_sweep_that_overwrites_its_runs_is_stopped_with_a_remedy(
         check_recipe(0, 10, [f"exp={tmp_path}", *overrides, message.split("'")[1]])
 
 
-def test_an_override_of_a_stage_that_does_not_run_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    here = f"exp={tmp_path}"
+@pytest.mark.parametrize("corpus", [[], ["corpus=kaldi", "corpus.name=own", "corpus.prepare.g2p=letters"]])
+def test_an_override_of_a_stage_that_does_not_run_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, corpus: list[str]
+) -> None:
+    here = [f"exp={tmp_path}", *corpus]
     with composing():
-        (target,) = egs.targets(compose("config", overrides=[here, "egs.dtype=float32"]))
+        (target,) = egs.targets(compose("config", overrides=[*here, "egs.dtype=float32"]))
     target.out.mkdir(parents=True)
     (target.out / ".done").write_text(json.dumps({"key": "", "config": target.config, "files": {}}))
-    check_recipe(6, 10, [here, "egs.dtype=float32", "nj=1", "train.epochs=3"])  # the same again
-    check_recipe(5, 10, [here, "egs.dtype=float32", "egs.chunk=11"])
+    check_recipe(6, 10, [*here, "egs.dtype=float32", "nj=1", "train.epochs=3"])  # the same again
+    check_recipe(5, 10, [*here, "egs.dtype=float32", "egs.chunk=11"])
     assert not caplog.messages
     with caplog.at_level(logging.WARNING):
-        check_recipe(6, 10, [here, "egs.dtype=float32", "egs.chunk=11", "train.epochs=3"])
+        check_recipe(6, 10, [*here, "egs.dtype=float32", "egs.chunk=11", "train.epochs=3"])
     (message,) = caplog.messages
     assert message.startswith("egs.chunk=11 has no effect: ") and message.endswith("start with --stage 5")
 
