@@ -1,11 +1,13 @@
-"""Signals: one for a process when its parent ends (Linux), and those that are handled later."""
+"""Signals: one for a process when its parent ends (Linux), those that are handled later, and those that got lost."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -14,6 +16,28 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 def signal_on_parent_death(number: int) -> None:
     """Asks the kernel to send this process a signal when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def signal_again_if_lost(signal_of: Callable[[BaseException | None], int | None]) -> None:
+    """Sends this process a signal again if the exception that its handler raised was discarded.
+
+    Python discards what is raised in a call from C code, as llvmlite's while numba compiles, and in `__del__`.
+
+    Args:
+        signal_of: returns the signal whose handler raises such an exception, None for any other exception.
+    """
+    otherwise = sys.unraisablehook
+
+    def report(lost: sys.UnraisableHookArgs) -> None:
+        number = signal_of(lost.exc_value)
+        if number is None:
+            otherwise(lost)
+            return
+        again = threading.Timer(0.1, os.kill, (os.getpid(), number))  # raised here it would be lost as well
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = report
 
 
 @contextmanager

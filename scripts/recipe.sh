@@ -37,7 +37,7 @@ fail() {
 }
 
 integer() {                           # NAME VALUE
-    [[ $2 =~ ^[0-9]+$ ]] || fail "$1 takes a non-negative integer, not '$2'"
+    [[ $2 =~ ^[0-9]{1,9}$ ]] || fail "$1 takes a non-negative integer, not '$2'"
 }
 
 existing_path() {                          # NAME PATH: the absolute path, quoted for Hydra

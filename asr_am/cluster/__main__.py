@@ -9,10 +9,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+import asr_am.cluster
 from asr_am.errors import InputError
 from asr_am.options import choices
 from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.option_checks import compose_job
+from asr_am.stages.overrides import asks_help
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import composing
 
@@ -21,7 +23,10 @@ COMMANDS = ("measure", "predict", "check")
 
 def main(arguments: Sequence[str]) -> None:
     """Runs a command. Ends the process with one line and status 1 after a user's mistake."""
-    command, *overrides = arguments or ("",)
+    if asks_help(arguments) or not arguments:
+        print(asr_am.cluster.__doc__)
+        return
+    command, *overrides = arguments
     with ends_on_signals(f"cluster {command}"), reports_errors("cluster", overrides):
         if command not in COMMANDS:
             raise InputError(f"there is no command {command!r}{choices(command, COMMANDS)}")

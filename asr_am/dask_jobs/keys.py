@@ -60,7 +60,7 @@ def read_keys(folder: Path) -> Security:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(f"usage: {KEYS_COMMAND}")
     folder = Path(sys.argv[1])
     try:

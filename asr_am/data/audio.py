@@ -19,7 +19,7 @@ from lhotse.audio.backend import audio_backend
 from lhotse.augmentation import Resample
 
 from asr_am.data.checksums import intact
-from asr_am.data.manifests import RECORDINGS, channel_of
+from asr_am.data.manifests import channel_of
 from asr_am.errors import InputError
 
 INT16_SCALE = np.float32(32768.0)
@@ -79,7 +79,7 @@ def _from_file(
 
 
 def _unreadable(path: str, error: Exception) -> InputError:
-    return InputError(f"{path}: cannot be read as audio ({error}); replace it, or correct its path in {RECORDINGS}")
+    return InputError(f"{path}: cannot be read as audio ({error}); replace it and run stage 0 (data) again")
 
 
 def _column(segment: SupervisionSegment, channels: Sequence[int]) -> int:
@@ -148,11 +148,18 @@ def _from_lhotse(
             audio_CN = recording.load_audio()
     except (AudioLoadingError, DurationMismatchError, AssertionError, OSError, RuntimeError, ValueError) as error:
         sources = ", ".join(str(source.source) for source in recording.sources)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"recording {recording.id}: {sources}: cannot be read as audio ({reason})") from error
+        raise InputError(f"recording {recording.id}: {sources}: cannot be read as audio ({reason(error)})") from error
     for segment in segments:
         begin, end = _bounds(recording, segment)
         yield segment, audio_CN[_column(segment, recording.channel_ids), begin:end] * INT16_SCALE
+
+
+def reason(error: Exception) -> str:
+    """Returns what an error of lhotse says, in a line.
+
+    `str` would fail for those of libsndfile: lhotse raises them again with a text where they have a code.
+    """
+    return (" ".join(map(str, error.args)).splitlines() or [type(error).__name__])[0]
 
 
 def _bounds(recording: Recording, segment: SupervisionSegment) -> tuple[int, int]:

@@ -135,7 +135,7 @@ def check_recording(source: ScpRecording, options: AudioOptions) -> CheckedRecor
             checked.utterances[utterance] = _locate(recording, utterance, span, channel, checked)
         except AudioProblem as problem:
             checked.problems.append((str(problem), problem.where))
-    _check_samples(recording, checked)
+    _check_samples(recording, source.entry.where, checked)
     return checked
 
 
@@ -159,8 +159,8 @@ def _locate(
     return span.start, end - span.start, number
 
 
-def _check_samples(recording: Recording, checked: CheckedRecording) -> None:
-    """Reads all utterances and moves those that cannot be used to the problems."""
+def _check_samples(recording: Recording, line: str, checked: CheckedRecording) -> None:
+    """Reads all utterances and moves those that cannot be used to the problems. `line` is that of wav.scp."""
     segments = [
         SupervisionSegment(utterance, recording.id, start, duration, channel)
         for utterance, (start, duration, channel) in checked.utterances.items()
@@ -174,7 +174,7 @@ def _check_samples(recording: Recording, checked: CheckedRecording) -> None:
                 if problem := _samples_problem(samples_N):
                     unread[segment.id] = _speaking(recording, segment) or (problem, segment.id)
         except InputError as error:
-            unread = {name: (what, str(error)) for name, (what, _) in unread.items()}
+            unread = {name: (what, f"{line}: {error}") for name, (what, _) in unread.items()}
         for name, problem_and_example in unread.items():
             del checked.utterances[name]
             checked.problems.append(problem_and_example)

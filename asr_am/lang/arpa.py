@@ -117,7 +117,7 @@ def read_arpa(path: Path) -> Arpa:
 
     Raises:
         InputError: with file and line, for a file that is not ARPA or truncated, counts that do not match, values that
-            are not log probabilities, a duplicate n-gram, no `<s>` or `</s>`.
+            are not log probabilities, a duplicate n-gram, a word that is no unigram, no `<s>` or `</s>`.
     """
     lines = ((number, line.strip()) for number, line in numbered_lines(path))
     if not any(line == "\\data\\" for _, line in lines):
@@ -159,6 +159,7 @@ def _read_section(
     """Reads the n-grams of one order into `arpa`. Returns the line that ends the section."""
     ngrams: dict[Ngram, float] = {}
     arpa.logprobs.append(ngrams)
+    vocabulary = {word for (word,) in arpa.logprobs[0]} if n > 1 else set()
     for number, line in lines:
         if not line:
             continue
@@ -176,6 +177,9 @@ def _read_section(
         ngram = tuple(fields[1 : n + 1])
         if ngram in ngrams:
             raise InputError(f"{path}:{number}: the {n}-gram {' '.join(ngram)!r} is a duplicate; remove it")
+        if n > 1 and not vocabulary.issuperset(ngram):
+            unlisted = next(word for word in ngram if word not in vocabulary)
+            raise InputError(f"{path}:{number}: the word {unlisted!r} is not among the 1-grams; correct it")
         ngrams[ngram] = _logprob(fields[0], path, number)
         if len(fields) == n + 2 and not last:
             backoff = _log10(fields[-1], path, number)

@@ -33,9 +33,10 @@ from asr_am.papers.members import WORK, Member, plain_name, recipe
 from asr_am.papers.table_plot import plot_table
 from asr_am.parallel import Failure, isolated_map
 from asr_am.report.markup import code, literal
-from asr_am.stages.app import ends_on_signals, given_overrides, reports_errors
+from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.layout import corpus_dir
 from asr_am.stages.option_checks import TABLE, compose_job
+from asr_am.stages.overrides import asks_help, given_overrides
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import composing
 from asr_am.stages.sections import check, values
@@ -191,7 +192,7 @@ def check_outcomes(outcomes: Mapping[str, Outcome], problems: Sequence[str]) -> 
 
 
 def main() -> None:
-    if {"-h", "--help"} & set(sys.argv[1:]):
+    if asks_help(sys.argv[1:]):
         print(__doc__)
         return
     overrides = given_overrides(sys.argv[1:])

@@ -66,6 +66,19 @@ def _run(options: argparse.Namespace) -> None:
     if not options.case_sensitive and (pair := _differ_in_case(options.stm)):
         what = f"words that differ only in case, such as {' and '.join(pair)}, were taken for one, as sclite does"
         print(f"asr_am.score: {options.stm}: {what}; --case-sensitive keeps them apart", file=sys.stderr)
+    for second, first in _of_one_time(reference):
+        print(f"asr_am.score: {second}: has the time of {first}; both count, as in sclite", file=sys.stderr)
+
+
+def _of_one_time(reference: Reference) -> list[tuple[str, str]]:
+    """Returns the places of each segment that has the times of an earlier one of its channel, and of that one."""
+    first: dict[tuple[bytes, bytes, float, float], str] = {}
+    return [
+        (segment.where, earlier)
+        for segment in reference.segments
+        if (earlier := first.setdefault((segment.file, segment.channel, segment.begin, segment.end), segment.where))
+        != segment.where
+    ]
 
 
 def _differ_in_case(stm: Path) -> tuple[str, str] | None:

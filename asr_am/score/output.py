@@ -103,5 +103,7 @@ def _frequent_errors(score: Score) -> Iterator[str]:
 def _write_renamed(path: Path, text: str) -> None:
     if path.is_dir():
         raise InputError(f"{path}: is a directory; give a file to write")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path}: its folder does not exist; make it, or write elsewhere")
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -73,6 +73,12 @@ def make_word(token: bytes) -> NetworkWord:
     return NetworkWord(token, token[1:-1] if optional else token, optional, fragment)
 
 
+def is_plain_word(word: str) -> bool:
+    """Returns True if sclite compares `word` as it is written: it is no markup and loses no character."""
+    token = word.encode()
+    return make_word(token).text == token and token != b"@" and _BRACE.search(token) is None
+
+
 def _before_semicolon(token: bytes) -> bytes:
     position = token.find(b";")
     while position > 0 and token[position - 1 : position] == b"\\":

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from asr_am.errors import DISK_FULL, EXIT_PREEMPTED, InputError, Preempted, is_disk_full
 from asr_am.progress import mute
-from asr_am.signals import signal_on_parent_death
+from asr_am.signals import signal_again_if_lost, signal_on_parent_death
 from asr_am.stages import PREEMPTION, end_with_recipe, preempt_at_once, started_by_recipe, terminate_at_once
 from asr_am.stages.layout import layout
 from asr_am.stages.overrides import check_sweep, explain, given_overrides, is_search, jobs_of, sweeps
@@ -226,6 +226,7 @@ def ends_on_signals(name: str) -> Iterator[None]:
     for number in (signal.SIGTERM, *PREEMPTION):
         signal.signal(number, terminate)
     end_with_recipe()
+    signal_again_if_lost(signal_raised)
     try:
         yield
         signal.signal(signal.SIGTERM, terminate_at_once)
@@ -239,6 +240,14 @@ def ends_on_signals(name: str) -> Iterator[None]:
         if error.code in [128 + number for number in PREEMPTION]:
             end_stage(f"stage {name}: asked to end by a signal; the same command continues", EXIT_PREEMPTED)
         raise
+
+
+def signal_raised(error: BaseException | None) -> int | None:
+    """Returns the signal whose handler raises this exception in `ends_on_signals`, None for any other."""
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT
+    numbers = {128 + number: number for number in (signal.SIGTERM, *PREEMPTION)}
+    return numbers.get(error.code) if isinstance(error, SystemExit) else None  # type: ignore[arg-type]
 
 
 def end_stage(message: str, status: int) -> None:

@@ -36,6 +36,11 @@ NAME = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@:/-]*")  # of an option or a group
 TargetsFn = Callable[[DictConfig], list[Target]]
 
 
+def asks_help(arguments: Sequence[str]) -> bool:
+    """Returns True if a command that takes overrides is asked what it does."""
+    return bool({"-h", "--help"} & set(arguments))
+
+
 def given_overrides(arguments: Sequence[str]) -> list[str]:
     """Returns the overrides among the arguments of a stage's command."""
     return [word for word in arguments if word[:1] != "-" and ("=" in word or word[:1] == "~")]

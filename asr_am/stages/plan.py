@@ -31,6 +31,7 @@ from asr_am.stages.features import made_kind
 from asr_am.stages.layout import layout
 from asr_am.stages.networks import network_configs
 from asr_am.stages.option_checks import compose_job
+from asr_am.stages.overrides import asks_help
 from asr_am.stages.resolvers import composing, hours_of
 from asr_am.stages.sections import values
 from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
@@ -320,6 +321,9 @@ def table(needs: Sequence[Need]) -> list[str]:
 
 def main(overrides: Sequence[str]) -> None:
     """Prints the plan of a recipe with these overrides."""
+    if asks_help(overrides):
+        print(__doc__)
+        return
     with ends_on_signals("plan"), reports_errors("plan", overrides):
         with composing():
             cfg = compose_job(list(overrides))

@@ -163,7 +163,7 @@ class MmiSection:
         check_least(self, "mmi", epochs=1, chunk=1, batch_size=1)
         for name in ("rate", "anneal"):
             if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"mmi.{name}={getattr(self, name)}: must be above 0")
+                raise InputError(f"mmi.{name}={getattr(self, name)}: must be above 0 and finite")
         if not self.windows:
             raise InputError("mmi.windows: is empty; give at least one window, for instance 63/31")
 

@@ -54,6 +54,13 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
+class FinalPaths(logging.Formatter):
+    """Names outputs by their final paths: a target is built in `<out>.partial`, which is renamed at the end."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace(".partial/", "/")
+
+
 def start_logging(path: Path, quiet: bool = False) -> None:
     """Starts logging: everything to a file, INFO to stdout in short lines, warnings and errors to stderr."""
     root = logging.getLogger()
@@ -61,7 +68,7 @@ def start_logging(path: Path, quiet: bool = False) -> None:
         root.removeHandler(handler)
         handler.close()
     console = ConsoleHandler(sys.stdout)
-    console.setFormatter(logging.Formatter("  %(message)s"))
+    console.setFormatter(FinalPaths("  %(message)s"))
     console.addFilter(lambda record: logging.INFO <= record.levelno < logging.WARNING and not quiet)
     problems = ConsoleHandler(sys.stderr)
     problems.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
@@ -69,7 +76,7 @@ def start_logging(path: Path, quiet: bool = False) -> None:
     root.addHandler(console)
     root.addHandler(problems)
     file = LogFile(path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.setFormatter(FinalPaths("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.addHandler(file)
     root.setLevel(logging.INFO)
     for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only

@@ -41,6 +41,10 @@ from asr_am.options import flatten
 
 log = logging.getLogger(__name__)
 
+MADE_BY = {  # folders of exp/<corpus>, see layout.py, and the numbers of their stages
+    "data": "0", "lang": "1", "lang_probs": "3", "lm": "1", "features": "2 (fmllr and ivector: 4)", "align": "3",
+    "egs": "5", "train": "6", "graph": "7", "decode": "7", "likelihoods": "7", "rescore": "8", "score": "9",
+}  # fmt: skip
 SPACE_MARGIN = 1.05  # lists and logs beside the data
 
 
@@ -365,20 +369,24 @@ def _part_of_target(path: Path) -> object:
     return None
 
 
+def _run_stage(path: Path) -> str:
+    """Names the stage that makes an input, if it is in a folder of exp/<corpus>."""
+    stages = [MADE_BY[part] for part in path.parts[-3:] if part in MADE_BY]
+    number = f"stage {stages[0]} " if stages else "the stage that makes it "
+    return f"run {number}(recipes/<corpus>/run.sh --help)"
+
+
 def _fingerprint(path: Path) -> object:
     record = _read_done(path)
     if record:
         if name := _damaged(path, record):
             raise InputError(
-                f"{path / name} is missing, or has another size than when it was made; run the stage that makes it "
-                "again (recipes/<corpus>/run.sh --help)"
+                f"{path / name} is missing, or has another size than when it was made; {_run_stage(path)} again"
             )
         return [record["key"], {name: size for name, size in record["files"].items() if name not in (DONE, KEY)}]
     if path.is_dir():
         if path.with_name(path.name + ".partial").exists() or (path / KEY).exists():
-            raise InputError(
-                f"{path} is unfinished; run the stage that makes it first (recipes/<corpus>/run.sh --help)"
-            )
+            raise InputError(f"{path} is unfinished; {_run_stage(path)} first")
         return [
             [str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns]
             for p in sorted(path.rglob("*"))
@@ -386,7 +394,7 @@ def _fingerprint(path: Path) -> object:
         ]
     if path.is_file():
         return [path.stat().st_size, path.stat().st_mtime_ns]
-    raise InputError(f"{path} does not exist; run the stage that makes it first (recipes/<corpus>/run.sh --help)")
+    raise InputError(f"{path} does not exist; {_run_stage(path)} first")
 
 
 LOCK_WAIT = 10.0  # seconds for processes to end that a killed process has left

@@ -112,7 +112,7 @@ class Anneal(Schedule):
         """Raises InputError if a value is out of range."""
         for name in ("base", "batch_ratio", "anneal"):
             if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"schedule.{name}={getattr(self, name)}: must be above 0")
+                raise InputError(f"schedule.{name}={getattr(self, name)}: must be above 0 and finite")
         if self.warmup_epochs < 0 or self.warmup_batches < 0:
             raise InputError("schedule.warmup_epochs and schedule.warmup_batches must not be negative")
 

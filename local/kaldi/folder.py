@@ -21,39 +21,42 @@ AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".sph")
 
 
 def write_kaldi_dir(folder: Path, out: Path, issues: IssueCounter) -> Path:
-    """Writes wav.scp, text and utt2spk for all recordings with a transcript. Returns `out`.
+    """Writes wav.scp, utt2spk, and text for all recordings with a transcript. Returns `out`.
 
     Raises:
-        InputError: a recording has no transcript or the reverse, or two have the same name.
+        InputError: there is no recording, or two have the same name.
     """
     transcripts = {path.with_suffix(""): path for path in folder.rglob("*.txt")}
-    rows: dict[str, tuple[Path, str, str]] = {}
+    rows: dict[str, tuple[Path, str]] = {}
+    spoken: dict[str, str] = {}
     for audio in _audio_files(folder):
-        text = transcripts.pop(audio.with_suffix(""), None)
-        if text is None:
-            raise InputError(
-                f"{audio}: has no transcript; write {audio.with_suffix('.txt').name} beside it, or move it"
-            )
         name = "-".join(re.sub(r"\s+", "_", part) for part in audio.relative_to(folder).with_suffix("").parts)
         speaker = name.rpartition("-")[0] if audio.parent != folder else re.split("[-_]", name)[0]
         utterance = name if name.startswith(speaker) else f"{speaker}-{name}"
         if utterance in rows:
             raise InputError(f"{audio}: has the same name as {rows[utterance][0]}; rename one of them")
-        written = " ".join(read_lines(text, "write its words"))
-        words = " ".join(plain_words(written))
-        if written.lower() != written:
-            issues.add("transcripts with upper case: in lower case", str(text))
-        if words != " ".join(written.lower().split()):
-            issues.add("transcripts with punctuation: without", str(text))
-        rows[utterance] = audio.absolute(), words, speaker
-    if transcripts:
-        raise InputError(f"{next(iter(transcripts.values()))}: has no recording beside it; add it, or move the file")
+        rows[utterance] = audio.absolute(), speaker
+        if text := transcripts.pop(audio.with_suffix(""), None):
+            spoken[utterance] = _words(text, issues)
+    for path in transcripts.values():
+        issues.add("text without a recording beside it: not used", str(path))
     if not rows:
         raise InputError(f"{folder}: has no recordings ({' '.join(AUDIO)}); give the folder of your recordings")
     out.mkdir(parents=True, exist_ok=True)
-    for column, file in enumerate(("wav.scp", "text", "utt2spk")):
-        write_lines(out / file, [f"{utterance} {row[column]}" for utterance, row in sorted(rows.items())])
+    write_lines(out / "wav.scp", [f"{utterance} {audio}" for utterance, (audio, _) in sorted(rows.items())])
+    write_lines(out / "utt2spk", [f"{utterance} {speaker}" for utterance, (_, speaker) in sorted(rows.items())])
+    write_lines(out / "text", [f"{utterance} {words}" for utterance, words in sorted(spoken.items())])
     return out
+
+
+def _words(transcript: Path, issues: IssueCounter) -> str:
+    written = " ".join(read_lines(transcript, "write its words"))
+    words = " ".join(plain_words(written))
+    if written.lower() != written:
+        issues.add("transcripts with upper case: in lower case", str(transcript))
+    if words != " ".join(written.lower().split()):
+        issues.add("transcripts with punctuation: without", str(transcript))
+    return words
 
 
 def plain_words(text: str) -> list[str]:

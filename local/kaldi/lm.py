@@ -75,12 +75,16 @@ def read_given_arpa(path: Path, lexicon: Collection[str], spoken: Counter[str], 
         first = " ".join(word for word, spelt in spelling.items() if spelt == min(several))
         what = "spellings in the LM of one word of the lexicon: their probabilities are added"
         issues.add(what, f"{path}: {first}", sum(several.values()))
-    heard = sum(count for word, count in spoken.items() if word in set(spelling.values()))
-    if heard < (1 - MAX_UNKNOWN) * spoken.total():
+    known = set(spelling.values())
+    lacking = Counter({word: count for word, count in spoken.items() if word not in known})
+    if lacking.total() > MAX_UNKNOWN * spoken.total():
         raise InputError(
-            f"{path}: has {heard} of the {spoken.total()} words of the training transcripts; "
-            "check that the LM is of this language"
+            f"{path}: has {spoken.total() - lacking.total()} of the {spoken.total()} words of the training "
+            "transcripts; check that the LM is of this language"
         )
+    if unheard := Counter({word: count for word, count in lacking.items() if word in lexicon}):
+        what = "words of training that the LM lacks, so they are never recognised"
+        issues.add(what, f"{path}: {most_frequent(unheard, 3)}", unheard.total())
     return respelt(arpa, spelling)
 
 

@@ -22,6 +22,7 @@ from lhotse.cut import Cut, MixedCut, PaddingCut
 from lhotse.cut.data import DataCut
 from lhotse.utils import fastcopy
 
+from asr_am.data.audio import reason
 from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.kaldi_audio import STARTED_IN
 from asr_am.data.manifests import channel_of
@@ -102,8 +103,7 @@ class _Writer:
         except InputError:
             raise
         except Exception as error:  # lhotse and its backends raise many types. The audio then counts as missing
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            self.issues.add("cut that lhotse cannot play: without audio", f"{cut.id}: {reason}")
+            self.issues.add("cut that lhotse cannot play: without audio", f"{cut.id}: {reason(error)}")
         for segment in cut.supervisions:
             if segment.start < -TOLERANCE or segment.end > cut.duration + TOLERANCE:
                 self.issues.add("supervision that reaches beyond its cut, which is played: left out", segment.id)

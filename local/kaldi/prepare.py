@@ -29,7 +29,7 @@ from local.kaldi.lm import beyond, read_given_arpa, read_text, without_words
 from local.kaldi.manifests import manifest_files, write_from_manifests
 from local.kaldi.overlap import separate_overlaps
 from local.kaldi.references import write_references
-from local.kaldi.scorable import RULES, check_names, check_rules, check_scoring
+from local.kaldi.scorable import RULES, check_names, check_rules, check_scoring, count_markup
 from local.kaldi.sets import CorpusSet, check_apart, drop_too_short, left_out, read_set
 from local.kaldi.split import hold_out, separate_speakers
 from local.kaldi.words import Normaliser, clean, is_mark, most_frequent
@@ -122,6 +122,7 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
     for subset in ("dev", "test"):
         own = _own_stm(chosen, subset) or sets[subset].folder / "text"
         check_scoring(out, subset, own, lexicon.entries)
+    count_markup(lexicon.entries, issues_by_set["lexicon"])
     description = {
         "hours": sets["train"].seconds / 3600,
         "sampling_rate": chosen.sampling_rate,

@@ -14,7 +14,9 @@ from asr_am.data.kaldi_dir import channel_number, read_kaldi_dir
 from asr_am.data.stm import CHANNELS, channel_letter, write_reco2file_and_channel, write_stm
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
+from asr_am.score.word_network import is_plain_word
 from local.kaldi.lexicon import Lexicon
+from local.kaldi.scorable import MARKUP
 from local.kaldi.sets import CorpusSet
 from local.kaldi.words import Spelling, clean
 
@@ -38,10 +40,10 @@ def _label(utterance: SupervisionSegment) -> str:
 def _spoken(utterance: SupervisionSegment, lexicon: Lexicon, folder: Path) -> SupervisionSegment:
     """Returns the utterance without noises, which are not scored on either side."""
     text = lexicon.scored(utterance.text or "")
-    if markup := [word for word in text.split() if "{" in word or "}" in word or word == "@"]:
+    if markup := [word for word in text.split() if not is_plain_word(word)]:
         raise InputError(
-            f"{folder / 'text'}: utterance {utterance.id}: {markup[0]} is not a word in NIST's references, "
-            "where { } and @ mean alternatives; rename it here and in the lexicon, or give an stm"
+            f"{folder / 'text'}: utterance {utterance.id}: {markup[0]} is not a word in NIST's references, {MARKUP}; "
+            "rename it here and in the lexicon, or give an stm"
         )
     return replace(utterance, text=text)
 
@@ -52,7 +54,8 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, issues: IssueC
     Words of the lexicon get its spelling, because NIST's programs compare bytes and fold the case of A-Z only.
 
     Raises:
-        InputError: an utterance has no reference, a line is malformed, or too many references have no utterance.
+        InputError: an utterance has no reference, a line is malformed, two are of the same time, or too many references
+            have no utterance.
     """
     names = _names(corpus)
     spans: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
@@ -61,12 +64,16 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, issues: IssueC
     times = {side: IntervalTree.from_tuples(utterances) for side, utterances in spans.items()}
     comments, records, dropped = [], [], 0
     covered: set[str] = set()
+    seen: dict[tuple[str, int, float, float], str] = {}
     for number, line in numbered_lines(stm):
         if line.startswith(";;") or not line.strip():
             comments.append(line)
             continue
         where = f"{stm}:{number}"
         file, channel, begin, end, speaker_and_times, text = _fields(line, where)
+        first = seen.setdefault((file, channel, begin, end), where)
+        if first != where:
+            raise InputError(f"{where}: a second reference for the time of {first}, counted twice; remove one of them")
         side = names.get((file, channel), ("", ""))
         found = times[side].overlap(begin, end) if side in times else set()
         covered.update(utterance.data for utterance in found)
@@ -108,9 +115,12 @@ def _fields(line: str, where: str) -> tuple[str, int, float, float, str, str]:
         number = channel_number(channel)
         if number is None:
             raise ValueError(f"channel {channel}")
-        return file, number, float(begin), float(end), f"{speaker} {begin} {end}", "".join(text).rstrip()
+        times = float(begin), float(end)
     except ValueError as error:
         raise InputError(f"{where}: not `file channel speaker begin end <labels> words`; correct it") from error
+    if not times[0] <= times[1]:
+        raise InputError(f"{where}: ends at {end} s, before it begins at {begin} s; correct it")
+    return file, number, *times, f"{speaker} {begin} {end}", "".join(text).rstrip()
 
 
 def _names(corpus: CorpusSet) -> dict[tuple[str, int], tuple[str, str]]:

@@ -9,16 +9,19 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.kaldi_dir import KaldiDir
 from asr_am.data.stm import CHANNELS
 from asr_am.errors import InputError
 from asr_am.score.csrfilt import Filter
 from asr_am.score.files import Line, check_ctm
 from asr_am.score.scoring import Reference
+from asr_am.score.word_network import is_plain_word
 
 UNFIT = re.compile(r"[{}<]|^;|^\*\*")  # read as a brace, label or comment in NIST's files
 FIT = "names in NIST's files cannot contain { } or <, or begin with ; or **"
 RULES = "en.glm"
+MARKUP = "where { } and @ mean alternatives, (WORD) is optional, and ; \\ and a last * are cut off"
 
 
 def check_names(source: KaldiDir) -> None:
@@ -50,6 +53,13 @@ def check_rules(glm: Path) -> None:
     """Raises InputError if the scoring rules cannot be used."""
     Filter.for_reference(glm)
     Filter.for_hypothesis(glm)
+
+
+def count_markup(words: Iterable[str], issues: IssueCounter) -> None:
+    """Counts the words of the lexicon that, if recognised, count as another word or as an optional one."""
+    for word in words:
+        if not is_plain_word(word):
+            issues.add(f"words that are markup in NIST's files, {MARKUP}", word)
 
 
 def check_scoring(out: Path, subset: str, source: Path, words: Iterable[str]) -> None:

@@ -99,6 +99,8 @@ def _transcribed(source: KaldiDir, normalise: Normaliser, issues: IssueCounter) 
             issues.add("transcript without words: left out", record.where)
     for utterance in sorted(source.spans.keys() - source.text.keys()):
         issues.add("utterance without a transcript: left out", utterance)
+    for utterance in sorted(source.speaker.keys() - source.spans.keys() - source.text.keys()):
+        issues.add("speaker of an utterance without audio and transcript: not used", utterance)
     for recording in sorted(source.audio.keys() - {span.recording for span in source.spans.values()}):
         issues.add("recording without a line in segments: not used", source.audio[recording].where)
     return words

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 from lhotse import AudioSource, Recording
+from lhotse.audio.backend import audio_backend
 
 from asr_am.data.audio import read_utterances
 from asr_am.data.validate import check_header
@@ -36,10 +37,11 @@ def test_a_command_gives_the_same_samples_as_its_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(plain_N, piped_N)
 
 
-def test_a_failing_command_is_an_input_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["default", "LibsndfileBackend"])
+def test_a_failing_command_is_an_input_error(tmp_path: Path, backend: str) -> None:
     recording = write_recording(tmp_path, "r", 1, "PCM_16")
     piped = replace(recording, sources=[AudioSource(type="command", channels=[0, 1], source="false")])
-    with pytest.raises(InputError, match="recording r"):
+    with audio_backend(backend), pytest.raises(InputError, match="recording r"):
         list(read_utterances(piped, [utterance(recording, "amy", 1)]))
 
 

@@ -65,6 +65,7 @@ def test_perplexity_leaves_words_outside_out(tmp_path: Path) -> None:
         ("-0.25 A -0.5", "-0.25", 11, "not a probability, 1 words"),
         ("-0.25 A -0.5", "-0.25 A B -0.5", 11, "not a probability, 1 words"),
         ("-inf B", "-1 A", 12, "is a duplicate"),
+        ("0.0000 A </s>", "0.0000 A C", 16, "the word 'C' is not among the 1-grams"),
         ("-inf B\n", "", 13, "3 1-grams but the header says 4"),
         ("ngram 2=2", "ngram 2=3", 18, "2 2-grams but the header says 3"),
         ("ngram 2=2", "ngram 3=2", 6, "expected 'ngram 2=COUNT'"),

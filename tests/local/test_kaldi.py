@@ -171,6 +171,7 @@ MENDED = [
     (append("text", "zoe-1 YES\n"), "transcript without audio", 30),
     (replace("text", "a0-0 YES YES\n", ""), "utterance without a transcript", 29),
     (replace("utt2spk", "a0-0 a0\n", ""), "utterance without a speaker", 29),
+    (append("utt2spk", "zoe-1 zoe\n"), "speaker of an utterance without audio", 30),
     (audio(Path.unlink), "missing audio", 29),
     (audio(lambda path: path.write_bytes(b"")), "audio that cannot be read", 29),
     (audio(lambda path: path.write_bytes(path.read_bytes()[:44])), "audio without samples", 29),
@@ -230,6 +231,17 @@ def lexicon(line: str) -> Callable[[Corpus], object]:
 
 
 BRACE = lexicon("{LEFT-BRACE L EH F T\n")
+
+
+def spoken_markup(word: str) -> Callable[[Corpus], object]:
+    return all_of(lexicon(f"{word} AH\n"), in_test("text", "b0-0 YES", f"b0-0 {word}"))
+
+
+def references(lines: str) -> Callable[[Corpus], object]:
+    return lambda corpus: (corpus.test / "stm").write_text(lines)
+
+
+REFERENCES = "".join(f"b{i}-{j} A x 0 1 YES\n" for i in range(4) for j in range(3))
 NOT_SCORABLE = [
     (recording("b0-0", "b{0}"), r"test/wav.scp:1: recording b\{0\}: names in NIST's"),
     (recording("b0-0", "<b0>"), r"test/wav.scp:1: recording <b0>: names in NIST's"),
@@ -237,13 +249,17 @@ NOT_SCORABLE = [
     (in_test("utt2spk", " b0", " <b0>"), r"test/utt2spk: speaker <b0>: names in NIST's"),
     (recording("b0-1", "B0-0"), "test/wav.scp:1: recordings B0-0 and b0-0 differ only in case"),
     (all_of(BRACE, in_test("text", "b0-0 YES", "b0-0 {LEFT-BRACE")), r"test/text: utterance b0-0: \{LEFT-BRACE is no"),
+    (spoken_markup("(OF)"), r"test/text: utterance b0-0: \(OF\) is not a word in NIST's references, where"),
+    (spoken_markup("A;B"), r"test/text: utterance b0-0: A;B is not a word"),
+    (spoken_markup("A\\B"), r"test/text: utterance b0-0: A\\B is not a word"),
+    (spoken_markup("WELL*"), r"test/text: utterance b0-0: WELL\* is not a word"),
+    (references(REFERENCES + "b0-0 A x 0 1 YES\n"), "test/stm:13: a second reference for the time of .*test/stm:1,"),
+    (references(REFERENCES + "b0-0 A x 1 0 YES\n"), "test/stm:13: ends at 0 s, before it begins at 1 s"),
     (all_of(lexicon("(LEFT L EH\n"), rules(";;\nA => B\n")), r"the word \(LEFT of the lexicon under glm: parenth"),
     (lexicon("<ALT_END> L EH\n"), r"the word <ALT_END> of the lexicon: <ALT...> markup"),
     (rules(";; rules\n[YES\n"), r"test/glm:2: no '=>' in rule"),
     (
-        lambda corpus: (corpus.test / "stm").write_text(
-            "".join(f"b{i}-{j} A x 0 1 {{ YES\n" for i in range(4) for j in range(3))
-        ),
+        references(REFERENCES.replace("YES", "{ YES")),
         r"ref.stm:1: .* has no closing brace.*; correct it in .*test/stm",
     ),
     (
@@ -275,7 +291,7 @@ def test_names_and_channels_of_what_is_not_scored_need_not_fit(corpus: Corpus) -
 def test_a_word_with_a_brace_may_be_trained_on(corpus: Corpus) -> None:
     BRACE(corpus)
     edit(corpus.train / "text", "a0-0 YES", "a0-0 {LEFT-BRACE")
-    corpus.prepare(dev=other_names(corpus, corpus.test))
+    assert "words that are markup in NIST's files" in corpus.prepare(dev=other_names(corpus, corpus.test))
     assert corpus.texts("train")["a0-0"] == "{LEFT-BRACE YES"
 
 

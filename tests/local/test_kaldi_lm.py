@@ -18,6 +18,14 @@ def test_places_are_for_words_that_the_transcripts_lack() -> None:
     assert beyond("abcdef", Counter(), [], 6) == set()
 
 
+def test_words_of_training_that_the_lm_lacks_are_counted(tmp_path: Path) -> None:
+    issues = IssueCounter()
+    (tmp_path / "lm.arpa").write_text(CASED)
+    read_given_arpa(tmp_path / "lm.arpa", ["right", "the", "uh"], Counter({"the": 5, "uh": 3, "um": 1}), issues)
+    what = "words of training that the LM lacks, so they are never recognised"
+    assert issues.counts[what] == 3 and issues.first[what].endswith(": 3 uh")
+
+
 CASED = """\\data\\
 ngram 1=7
 ngram 2=5

@@ -156,3 +156,13 @@ def test_case_may_matter(tmp_path: Path, programs: bool, capsys: pytest.CaptureF
         assert told == (case == [])
     (tmp_path / "en.glm").write_text("; * name '' * desc '' * format = 'NIST1'\n")
     assert main([*options, "--case-sensitive", "--glm", str(tmp_path / "en.glm")]) == 1
+
+
+def test_references_of_one_time_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ref.stm").write_text("f A amy 0 1 a\nf A amy 1 2 b\nf A amy 0 1 a\n")
+    (tmp_path / "hyp.ctm").write_text("f A 0.1 0.2 a\n")
+    assert main(["--stm", str(tmp_path / "ref.stm"), "--ctm", str(tmp_path / "hyp.ctm")]) == 0
+    assert (
+        f"{tmp_path}/ref.stm:3: has the time of {tmp_path}/ref.stm:1; both count, as in sclite"
+        in capsys.readouterr().err
+    )

@@ -20,6 +20,7 @@ from asr_am.stages.stage_log import start_logging
 from asr_am.stages.target import Target
 from tests.support.toy_stage import ENVIRONMENT, ROOT, start
 
+FROM_C = "import ctypes; ctypes.CFUNCTYPE(None)(lambda: time.sleep(60))(); time.sleep(60)"  # as llvmlite does
 SLEEP, POOL = "time.sleep(60)", "parallel_map(time.sleep, [60, 60, 60], 2, 'sleeping')"
 
 
@@ -37,7 +38,7 @@ def processes_of(group: int) -> list[str]:
     return [row[2] for row in rows if row[0] == str(group) and row[1][0] != "Z"]
 
 
-@pytest.mark.parametrize("body", [SLEEP, POOL], ids=["one process", "pool"])
+@pytest.mark.parametrize("body", [SLEEP, POOL, FROM_C], ids=["one process", "pool", "a call from C"])
 @pytest.mark.parametrize(
     ("number", "status", "word"),
     [

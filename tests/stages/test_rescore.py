@@ -61,7 +61,7 @@ def test_how_to_rescore_does_not_make_the_lm_anew(tmp_path: Path) -> None:
 
 def test_without_data_the_stage_to_run_is_named(tmp_path: Path) -> None:
     cfg = config(tmp_path, "rescore=true", f"exp={tmp_path}/other")
-    with pytest.raises(InputError, match=r"minicts/data does not exist; run the stage that makes it first"):
+    with pytest.raises(InputError, match=r"minicts/data does not exist; run stage 0 "):
         rescore.targets(cfg)[0].run()
 
 

@@ -99,7 +99,7 @@ def is_loopback(host: str) -> bool:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(f"usage: {KEYGEN_CMD}")
     try:
         make_key_file(Path(sys.argv[1]))
