@@ -28,6 +28,7 @@ from asr_am.hmm.states import StateTable, Tree
 from asr_am.hmm.transducer import add_self_loops, expand_phones, remove_input_labels
 from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
+from asr_am.lang.unknown_words import add_unknown_words, has_unknown_words
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +54,16 @@ def build_hclg(
     started = time.perf_counter()
     lang = Lang.load(lang_dir)
     sizes: dict[str, dict[str, int]] = {}
-    lg = compose_lg(read_fst(lang_dir / "L_disambig.fst", REMEDY_LANG), read_fst(lm_dir / "G.fst", REMEDY_LANG))
+    lexicon = read_fst(lang_dir / "L_disambig.fst", REMEDY_LANG)
+    grammar, disambig = read_fst(lm_dir / "G.fst", REMEDY_LANG), lang.disambig
+    if has_unknown_words(grammar, lang):
+        lexicon, further = add_unknown_words(lexicon, lang)
+        disambig = [*disambig, *further]
+    lg = compose_lg(lexicon, grammar)
     if lg.num_states == 0:
         raise InputError(f"{lm_dir / 'G.fst'}: has no sentence of words in {lang_dir}; {REMEDY_LANG}")
     sizes["LG"] = _size(lg)
-    hclg = expand(lg, lang.disambig, states, tree)
+    hclg = expand(lg, disambig, states, tree)
     sizes["HCLG without loops"] = _size(hclg)
     hclg = add_self_loops(hclg, states, self_loop_scale=self_loop_scale)
     sizes["HCLG"] = _size(hclg)

@@ -102,6 +102,8 @@ def _word_spans(word: int, end: int, phones: list[int], lang: Lang, *, truncated
     pronunciations = lang.pronunciations.get(lang.word_names[word], [])
     begin = end
     while True:
+        if word == lang.unk:
+            spans += _unknown_spans(begin, phones, lang, truncated=truncated)
         for pronunciation in pronunciations:
             rest = tuple(phones[begin : begin + len(pronunciation)])
             if rest == pronunciation[: len(rest)] and (truncated or len(rest) == len(pronunciation)):
@@ -109,6 +111,19 @@ def _word_spans(word: int, end: int, phones: list[int], lang: Lang, *, truncated
         if begin >= len(phones) or phones[begin] != lang.optional_silence:
             return spans
         begin += 1
+
+
+def _unknown_spans(begin: int, phones: list[int], lang: Lang, *, truncated: bool) -> list[PhoneSpan]:
+    """Returns the spans that the unknown word can have from phone `begin`: any speech phones, up to the end of a word
+    where these have position markers.
+    """
+    spans = []
+    for end in range(begin, len(phones)):
+        if phones[end] in lang.silence_phones or (lang.is_word_begin(phones[end]) and end > begin):
+            break
+        if lang.is_word_end(phones[end]) or not lang.position_dependent or (truncated and end + 1 == len(phones)):
+            spans.append((begin, end + 1))
+    return spans
 
 
 def _trace(ends: list[dict[int, tuple[PhoneSpan, int]]], end: int) -> list[PhoneSpan]:

@@ -163,6 +163,14 @@ def restrict(arpa: Arpa, words: dict[str, int], source: str) -> tuple[Arpa, list
     return Arpa(logprobs, backoffs), dropped
 
 
+def with_unknown(arpa: Arpa, probability: float) -> Arpa:
+    """Returns the model with `<unk>` as a unigram, without renormalizing. Itself if its probability is 0."""
+    if probability == 0:
+        return arpa
+    unigrams = arpa.logprobs[0] | {(UNKNOWN,): math.log10(probability)}
+    return Arpa([unigrams, *arpa.logprobs[1:]], arpa.backoffs)
+
+
 def _case_hint(dropped: list[str], words: Mapping[str, int]) -> str:
     other_case = [word for word in dropped if word.upper() in words or word.lower() in words]
     return f" ({len(other_case)} of them are, in the other case: convert the model)" if other_case else ""

@@ -13,14 +13,14 @@ from pathlib import Path
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, listed_share, perplexity, read_arpa, write_arpa
 from asr_am.lang.fst_file import write_fst
-from asr_am.lang.fsts import make_grammar, make_lexicon_fst, make_silence_lexicon_fst, restrict
+from asr_am.lang.fsts import make_grammar, make_lexicon_fst, make_silence_lexicon_fst, restrict, with_unknown
 from asr_am.lang.lang_dir import UNSEEN, Lang, read_symbols, vocabulary, write_symbols
 from asr_am.lang.lexicon import SILENCE, UNKNOWN, Lexicon, disambiguate, mark_positions, read_lexicon
 from asr_am.lang.lexicon_probs import PairCounts, estimate_probs
 from asr_am.lang.ngram import estimate
 from asr_am.lang.ngram_automaton import LmPair, NgramAutomaton
 from asr_am.lang.prune import prune
-from asr_am.lang.transcripts import read_sentences, read_transcripts
+from asr_am.lang.transcripts import read_sentences, read_transcripts, unknown_share
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _write_description(lexicon: Lexicon, path: Path) -> None:
 
 def prepare_lm(
     data_dir: Path, lang_dir: Path, out: Path, *, name: str, order: int | None, arpa: str | None, text: str,
-    max_ngrams: int | None = None, min_count: int = 1,
+    max_ngrams: int | None = None, min_count: int = 1, unknown: float | None = 0.0,
 ) -> None:  # fmt: skip
     """Writes lm.arpa, G.fst and lm.json (description of the model and its perplexity on the dev transcripts).
 
@@ -120,6 +120,8 @@ def prepare_lm(
         arpa: name of a file in data_dir/lm/ or path of an existing model, or None.
         max_ngrams: maximum number of n-grams of order 2 and above in the decoding graph, or None.
         min_count: occurrences of a trigram or longer n-gram to be in a new model.
+        unknown: unigram probability of words that the lexicon lacks, None for their share of the training transcripts.
+            With 0 none is recognised.
 
     Raises:
         InputError: both or neither of `order` and `arpa`, a damaged ARPA file or text, a model for another lexicon.
@@ -140,17 +142,21 @@ def prepare_lm(
     used, dropped = restrict(model, words, str(source))
     if arpa is not None and dropped:
         log.warning("%s: dropped %d words outside the lexicon: %s", source, len(dropped), " ".join(dropped[:10]))
+    if unknown is None:
+        unknown = unknown_share(data_dir, words)
+    used = with_unknown(used, unknown)
     write_arpa(used, out / LM)
     first_pass = used if max_ngrams is None else prune(used, max_ngrams)
     if first_pass is not used:
         write_arpa(first_pass, out / FIRST_PASS)
         LmPair(*(NgramAutomaton.from_arpa(arpa, words) for arpa in (first_pass, used))).save(out)
     make_grammar(out / (LM if first_pass is used else FIRST_PASS), lang_dir / "words.txt", out / "G.fst")
-    _write_summary(name, used, first_pass, dropped, source, data_dir, out / "lm.json", given=arpa is not None)
+    _write_summary(name, used, first_pass, dropped, unknown, source, data_dir, out / "lm.json", given=arpa is not None)
     if knows_dev(out) and (data_dir / "lm" / f"{text}.txt").is_file():
         (out / UNSEEN).mkdir()
         model = estimate(read_sentences(data_dir / "lm" / f"{text}.txt", ""), vocabulary(words), UNSEEN_ORDER)
-        write_arpa(prune(restrict(model, words, text)[0], UNSEEN_NGRAMS), out / UNSEEN / LM)
+        unseen = with_unknown(restrict(model, words, text)[0], unknown)
+        write_arpa(prune(unseen, UNSEEN_NGRAMS), out / UNSEEN / LM)
         make_grammar(out / UNSEEN / LM, lang_dir / "words.txt", out / UNSEEN / "G.fst")
 
 
@@ -172,8 +178,8 @@ def _find_arpa(data_dir: Path, name: str, arpa: str) -> Path:
 
 
 def _write_summary(
-    name: str, arpa: Arpa, first_pass: Arpa, dropped: list[str], source: Path, data_dir: Path, path: Path, *,
-    given: bool,
+    name: str, arpa: Arpa, first_pass: Arpa, dropped: list[str], unknown: float, source: Path, data_dir: Path,
+    path: Path, *, given: bool,
 ) -> None:  # fmt: skip
     dev = [words for _, words in read_transcripts(data_dir, "dev")]
     on_dev = perplexity(arpa, dev)
@@ -183,6 +189,7 @@ def _write_summary(
         "order": arpa.order,
         "ngrams": [len(ngrams) for ngrams in arpa.logprobs],
         "words_dropped": len(dropped),
+        "unknown": round(unknown, 6),
         "dev_perplexity": on_dev.perplexity,
         "dev_sentences": on_dev.sentences,
         "dev_words": on_dev.words,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ from asr_am.data.manifests import read_supervisions
 from asr_am.data.textfile import numbered_lines, split_words
 from asr_am.errors import InputError
 from asr_am.lang.lang_dir import Lang
+from asr_am.lang.lexicon import UNKNOWN
 
 log = logging.getLogger(__name__)
 TOO_MANY = 0.2  # share of unknown words from which lexicon and transcripts are taken for a mismatch
@@ -61,6 +62,12 @@ def check_transcripts(data_dir: Path, lang: Lang, out: Path, oov: Literal["unk",
             raise InputError(f"{message}; add them to lexicon.txt or correct the transcripts")
         log.warning("%s; they become %s", message, lang.word_names[lang.unk])
     return counts
+
+
+def unknown_share(data_dir: Path, vocabulary: Container[str]) -> float:
+    """Returns the share of the words of the training transcripts that are `<unk>` or outside the vocabulary."""
+    words = [word for _, words in read_transcripts(data_dir, "train") for word in words]
+    return sum(word == UNKNOWN or word not in vocabulary for word in words) / max(1, len(words))
 
 
 def read_sentences(path: Path, remedy: str) -> Iterator[list[str]]:

@@ -29,7 +29,7 @@ def targets(cfg: DictConfig) -> list[Target]:
         if lm.get("arpa") and not (paths.texts / lm["arpa"]).is_file():  # a file outside the corpus
             inputs += [path for path in [Path(lm["arpa"]).expanduser()] if path.is_file()]
         estimate = partial(language_model, paths.data, paths.lang(), name, lm)
-        lms.append(Target(paths.lm(name), inputs, lm, estimate))
+        lms.append(Target(paths.lm(name), inputs, lm, estimate, version=2))
     return [lang, *lms]
 
 
@@ -57,6 +57,7 @@ def language_model(data_dir: Path, lang_dir: Path, name: str, lm: dict, out: Pat
     prepare_lm(
         data_dir, lang_dir, out, name=name, order=lm.get("order"), arpa=lm.get("arpa"), text=lm.get("text", "train"),
         max_ngrams=lm.get("max_ngrams"), min_count=lm.get("min_count", 1),
+        unknown=lm.get("unknown"),
     )  # fmt: skip
 
 

@@ -83,6 +83,12 @@ class NgramOptions:
     text: str | None = "train"
     max_ngrams: int | None = None
     min_count: int = 1
+    unknown: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        if self.unknown is not None and not 0 <= self.unknown < 1:
+            raise InputError(f"corpus.lms: unknown={self.unknown}: must be at least 0 and below 1, or null")
 
 
 @dataclass(frozen=True)

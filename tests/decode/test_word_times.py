@@ -55,15 +55,40 @@ def test_words_stand_where_their_phones_are(
     assert [(word.start, word.frames) for word in timed] == spans(frames, phone_spans)
 
 
-def test_marked_phones_give_the_same_times(tmp_path: Path) -> None:
-    data, lang_dir = tmp_path / "data", tmp_path / "lang"
+def marked_lang(folder: Path) -> Lang:
+    """Returns a lang directory whose phones have position markers."""
+    data, lang_dir = folder / "data", folder / "lang"
     data.mkdir()
     lang_dir.mkdir()
     (data / "lexicon.txt").write_text("A aa\nAB aa bb\n")
     prepare_lang(data, lang_dir, position_dependent=True, silence_prob=0.5)
-    lang = Lang.load(lang_dir)
-    timed, frames = aligned(lang, "A AB A", "SIL aa_S aa_B bb_E SIL aa_S")
+    return Lang.load(lang_dir)
+
+
+def test_marked_phones_give_the_same_times(tmp_path: Path) -> None:
+    timed, frames = aligned(marked_lang(tmp_path), "A AB A", "SIL aa_S aa_B bb_E SIL aa_S")
     assert [(word.start, word.frames) for word in timed] == spans(frames, [(1, 2), (2, 4), (5, 6)])
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "phone_spans"),
+    [
+        ("A <unk> A", "SIL aa_S aa_B bb_I bb_E SIL aa_S", [(1, 2), (2, 5), (6, 7)]),
+        ("<unk> <unk>", "bb_S bb_B bb_E", [(0, 1), (1, 3)]),
+        ("A <unk>", "aa_S bb_B bb_I", [(0, 1), (1, 3)]),  # cut off
+        ("A <unk> A", "aa_S SPN aa_S", [(0, 1), (1, 2), (2, 3)]),
+    ],
+)
+def test_the_unknown_word_has_any_phones(
+    tmp_path: Path, text: str, names: str, phone_spans: list[tuple[int, int]]
+) -> None:
+    timed, frames = aligned(marked_lang(tmp_path), text, names)
+    assert [(word.start, word.frames) for word in timed] == spans(frames, phone_spans)
+
+
+def test_the_unknown_word_has_any_phones_without_marks(tmp_path: Path) -> None:
+    timed, frames = aligned(small_lang(tmp_path), "B <unk> A", "bb bb bb SIL aa")
+    assert [(word.start, word.frames) for word in timed] == spans(frames, [(0, 1), (1, 3), (4, 5)])
 
 
 def test_a_word_cut_off_by_the_end_keeps_its_beginning(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""A pronunciation model of the words that the lexicon lacks, for decoding graphs.
+
+Without one, a word outside the lexicon is recognised as two or three others. Here `<unk>` is any sequence of phones,
+with the probabilities of a phone n-gram LM that is estimated on the lexicon. Kaldi's make_unk_lm.sh does the same.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import kaldifst
+import numpy as np
+
+from asr_am.hmm.fst_arrays import FstArrays
+from asr_am.lang.arpa import Arpa, write_arpa
+from asr_am.lang.fst_file import read_fst
+from asr_am.lang.fsts import make_grammar
+from asr_am.lang.lang_dir import Lang, write_symbols
+from asr_am.lang.lexicon import BEGIN, END, INTERNAL, SINGLETON, UNKNOWN, strip_position
+from asr_am.lang.ngram import estimate
+from asr_am.lang.prune import prune
+
+ORDER, NGRAMS = 3, 2000  # of the phone LM
+
+
+def has_unknown_words(grammar: kaldifst.StdVectorFst, lang: Lang) -> bool:
+    """Returns True if G has the unknown word."""
+    return bool((FstArrays.from_fst(grammar).olabel_A == lang.unk).any())
+
+
+def add_unknown_words(
+    lexicon: kaldifst.StdVectorFst, lang: Lang, order: int = ORDER, ngrams: int = NGRAMS
+) -> tuple[kaldifst.StdVectorFst, list[int]]:
+    """Returns L_disambig with the phone LM in place of the pronunciation of `<unk>`, and new disambiguation symbols.
+
+    The new symbols are phone ids that phones.txt lacks. One begins the unknown word, so that it shares no path with
+    other words when the graph is determinized, one ends it, and one is on the backoff arcs of the phone LM.
+    """
+    begin, end, backoff = (max(lang.phones.values()) + number for number in (1, 2, 3))
+    arrays, phones = FstArrays.from_fst(lexicon), _phone_lm(lang, backoff, order, ngrams)
+    rows_A4 = np.stack([arrays.source_A, arrays.target_A, arrays.ilabel_A, arrays.olabel_A], axis=1)
+    is_unk_A = arrays.olabel_A == lang.unk
+    first = arrays.num_states  # of the states of the phone LM
+    inner_A4 = np.stack(
+        [phones.source_A + first, phones.target_A + first, phones.ilabel_A, 0 * phones.ilabel_A], axis=1
+    )
+    finals = np.flatnonzero(np.isfinite(phones.final_S))
+    sources, targets = np.unique(arrays.source_A[is_unk_A]), np.unique(arrays.target_A[is_unk_A])
+    rows, weights = [rows_A4[~is_unk_A], inner_A4], [arrays.weight_A[~is_unk_A], phones.weight_A]
+    # The arcs of <unk> have one source or one target, so their weights go to the side that has several states.
+    for source in sources:
+        rows.append(np.array([[source, first + phones.start, begin, lang.unk]]))
+        same_A = is_unk_A & (arrays.source_A == source)
+        weights.append(arrays.weight_A[same_A][:1] if len(targets) == 1 else np.zeros(1))
+    for target in targets:
+        ends = np.stack([first + finals, np.full_like(finals, target), np.full_like(finals, end), 0 * finals], axis=1)
+        same_A = is_unk_A & (arrays.target_A == target)
+        rows.append(ends)
+        weights.append(phones.final_S[finals] + (arrays.weight_A[same_A][0] if len(targets) > 1 else 0.0))
+    final_S = np.concatenate([arrays.final_S, np.full(phones.num_states, np.inf)])
+    joined = FstArrays.build(arrays.start, np.concatenate(rows), np.concatenate(weights), final_S)
+    return joined.to_fst(), [begin, end, backoff]
+
+
+def _phone_lm(lang: Lang, backoff: int, order: int, ngrams: int) -> FstArrays:
+    """Returns the phone LM over phone ids, with at least one phone. `backoff` is the label of backoff arcs."""
+    silence, marked = set(lang.silence_phones), lang.position_dependent
+    spoken = [
+        [strip_position(name) if marked else name for name in map(lang.phone_names.__getitem__, pronunciation)]
+        for word, pronunciations in lang.pronunciations.items()
+        for pronunciation in pronunciations
+        if word != UNKNOWN and silence.isdisjoint(pronunciation)
+    ]
+    names = sorted({name for pronunciation in spoken for name in pronunciation})
+    model = prune(estimate(spoken, names, order), ngrams)
+    model = Arpa([{n: p for n, p in level.items() if UNKNOWN not in n} for level in model.logprobs], model.backoffs)
+    symbols = {name: number for number, name in enumerate(["<eps>", *names, "#0", "<s>", "</s>"])}
+    with tempfile.TemporaryDirectory() as folder:
+        arpa, table, grammar = (Path(folder) / name for name in ("lm.arpa", "phones.txt", "G.fst"))
+        write_arpa(model, arpa)
+        write_symbols(table, symbols)
+        make_grammar(arpa, table, grammar)
+        lm = read_fst(grammar)
+    first, inner, last = (BEGIN, INTERNAL, END) if marked else ("", "", "")
+    marks = [(0, 1, first), (1, 1, inner), (1, 2, last), (0, 2, SINGLETON if marked else "")]
+    rows = [
+        (source, target, lang.phones[name + mark], symbols[name]) for name in names for source, target, mark in marks
+    ]
+    rows += [(state, state, backoff, symbols["#0"]) for state in range(3)]
+    positions = FstArrays.build(0, np.array(rows), np.zeros(len(rows)), np.array([np.inf, np.inf, 0.0])).to_fst()
+    kaldifst.arcsort(positions, sort_type="olabel")
+    kaldifst.arcsort(lm, sort_type="ilabel")
+    return FstArrays.from_fst(kaldifst.compose(positions, lm))
