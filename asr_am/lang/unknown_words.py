@@ -29,41 +29,36 @@ def has_unknown_words(grammar: kaldifst.StdVectorFst, lang: Lang) -> bool:
     return bool((FstArrays.from_fst(grammar).olabel_A == lang.unk).any())
 
 
-def add_unknown_words(
-    lexicon: kaldifst.StdVectorFst, lang: Lang, order: int = ORDER, ngrams: int = NGRAMS
-) -> tuple[kaldifst.StdVectorFst, list[int]]:
+def add_unknown_words(lexicon: kaldifst.StdVectorFst, lang: Lang) -> tuple[kaldifst.StdVectorFst, list[int]]:
     """Returns L_disambig with the phone LM in place of the pronunciation of `<unk>`, and new disambiguation symbols.
 
     The new symbols are phone ids that phones.txt lacks. One begins the unknown word, so that it shares no path with
     other words when the graph is determinized, one ends it, and one is on the backoff arcs of the phone LM.
     """
     begin, end, backoff = (max(lang.phones.values()) + number for number in (1, 2, 3))
-    arrays, phones = FstArrays.from_fst(lexicon), _phone_lm(lang, backoff, order, ngrams)
-    rows_A4 = np.stack([arrays.source_A, arrays.target_A, arrays.ilabel_A, arrays.olabel_A], axis=1)
-    is_unk_A = arrays.olabel_A == lang.unk
+    arrays, phones = FstArrays.from_fst(lexicon), _phone_lm(lang, backoff)
     first = arrays.num_states  # of the states of the phone LM
-    inner_A4 = np.stack(
-        [phones.source_A + first, phones.target_A + first, phones.ilabel_A, 0 * phones.ilabel_A], axis=1
-    )
-    finals = np.flatnonzero(np.isfinite(phones.final_S))
-    sources, targets = np.unique(arrays.source_A[is_unk_A]), np.unique(arrays.target_A[is_unk_A])
-    rows, weights = [rows_A4[~is_unk_A], inner_A4], [arrays.weight_A[~is_unk_A], phones.weight_A]
-    # The arcs of <unk> have one source or one target, so their weights go to the side that has several states.
-    for source in sources:
-        rows.append(np.array([[source, first + phones.start, begin, lang.unk]]))
-        same_A = is_unk_A & (arrays.source_A == source)
-        weights.append(arrays.weight_A[same_A][:1] if len(targets) == 1 else np.zeros(1))
-    for target in targets:
-        ends = np.stack([first + finals, np.full_like(finals, target), np.full_like(finals, end), 0 * finals], axis=1)
-        same_A = is_unk_A & (arrays.target_A == target)
-        rows.append(ends)
-        weights.append(phones.final_S[finals] + (arrays.weight_A[same_A][0] if len(targets) > 1 else 0.0))
+    is_unk_A = arrays.olabel_A == lang.unk
+    kept_A4 = np.stack([arrays.source_A, arrays.target_A, arrays.ilabel_A, arrays.olabel_A], axis=1)[~is_unk_A]
+    inner_A4 = np.stack([phones.source_A, phones.target_A, phones.ilabel_A, np.zeros_like(phones.ilabel_A)], axis=1)
+    inner_A4[:, :2] += first
+    # Each arc of <unk> becomes one into the phone LM and one out of it, whose weights add up to the arc's.
+    arcs_A = (arrays.source_A[is_unk_A], arrays.target_A[is_unk_A], arrays.weight_A[is_unk_A])
+    weight = {(source, target): cost for source, target, cost in zip(*(a.tolist() for a in arcs_A), strict=True)}
+    (source, target), finals = next(iter(weight)), np.flatnonzero(np.isfinite(phones.final_S))
+    ways = [((s, first + phones.start, begin, lang.unk), weight[s, target]) for s in sorted({s for s, _ in weight})]
+    ways += [
+        ((first + final, t, end, 0), phones.final_S[final] + weight[source, t] - weight[source, target])
+        for t in sorted({t for _, t in weight})
+        for final in finals.tolist()
+    ]
+    rows_A4 = np.concatenate([kept_A4, inner_A4, np.array([row for row, _ in ways])])
+    weight_A = np.concatenate([arrays.weight_A[~is_unk_A], phones.weight_A, [cost for _, cost in ways]])
     final_S = np.concatenate([arrays.final_S, np.full(phones.num_states, np.inf)])
-    joined = FstArrays.build(arrays.start, np.concatenate(rows), np.concatenate(weights), final_S)
-    return joined.to_fst(), [begin, end, backoff]
+    return FstArrays.build(arrays.start, rows_A4, weight_A, final_S).to_fst(), [begin, end, backoff]
 
 
-def _phone_lm(lang: Lang, backoff: int, order: int, ngrams: int) -> FstArrays:
+def _phone_lm(lang: Lang, backoff: int) -> FstArrays:
     """Returns the phone LM over phone ids, with at least one phone. `backoff` is the label of backoff arcs."""
     silence, marked = set(lang.silence_phones), lang.position_dependent
     spoken = [
@@ -73,7 +68,7 @@ def _phone_lm(lang: Lang, backoff: int, order: int, ngrams: int) -> FstArrays:
         if word != UNKNOWN and silence.isdisjoint(pronunciation)
     ]
     names = sorted({name for pronunciation in spoken for name in pronunciation})
-    model = prune(estimate(spoken, names, order), ngrams)
+    model = prune(estimate(spoken, names, ORDER), NGRAMS)
     model = Arpa([{n: p for n, p in level.items() if UNKNOWN not in n} for level in model.logprobs], model.backoffs)
     symbols = {name: number for number, name in enumerate(["<eps>", *names, "#0", "<s>", "</s>"])}
     with tempfile.TemporaryDirectory() as folder:
