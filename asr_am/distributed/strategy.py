@@ -120,8 +120,8 @@ class Strategy(ABC):
 
     @property
     def block_ended(self) -> bool:
-        """Returns whether the last step was the last of a block, where blocks are equal."""
-        return False
+        """Returns whether the last step was the last of a block, where blocks are equal. By default, each is."""
+        return self.equal_blocks
 
     def drain(self) -> None:  # noqa: B027
         """Completes everything under way after the last batch of a segment (see `team`: drained)."""
@@ -194,7 +194,7 @@ class Strategy(ABC):
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         """Returns a state for a learner that died, made of those of the others after the same step.
 
-        Replicas are equal, or a block has ended. Residuals begin at 0.
+        Replicas are equal, or a block has ended: then the optimizer is the mean of theirs. Residuals begin at 0.
 
         Args:
             rank: of the learner.
@@ -203,7 +203,7 @@ class Strategy(ABC):
         Raises:
             ValueError: none of them has what the learner needs.
         """
-        other = states[min(states)]
+        other = mean_state(list(states.values())) if self.equal_blocks else states[min(states)]
         return {**other, **{name: torch.zeros_like(other[name]) for name in self.residuals}}
 
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027

@@ -260,7 +260,8 @@ def test_processes(name: str, launcher: str, tmp_path: Path) -> None:
             return
         assert done.returncode == 0, done.stderr
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert torch.equal(first, second) and torch.allclose(first, TRUE, atol=0.15)
+    # The result of an asynchronous strategy depends on how the processes are scheduled.
+    assert torch.equal(first, second) and torch.allclose(first, TRUE, atol=0.15 if synchronous else 0.3)
     if synchronous:
         virtual = simulate(partial(fit, STRATEGIES[name]), learners=2)[0][0]
         assert torch.allclose(first, virtual, atol=1e-6)

@@ -41,6 +41,7 @@ STRATEGIES = {
     "sync": Sync, "gtc": partial(Gtc, density=0.1), "powersgd": partial(Powersgd, rank=1),
     "topk": partial(Topk, density=0.1), "bmuf": partial(Bmuf, block_size=2), "diloco": partial(Diloco, block_size=3),
     "slowmo": partial(Slowmo, block_size=2), "htm": partial(Htm, block_size=2, group_size=2, density=0.1),
+    "sync-weights": partial(Sync, form="weights"), "gtc-before": partial(Gtc, density=0.1, momentum="before"),
 }  # fmt: skip
 BLOCKS = {"bmuf": 2, "diloco": 3, "slowmo": 2, "htm": 2}  # steps of a block
 TIMES = {**dict.fromkeys(STRATEGIES, (14.0, 14.8)), **dict.fromkeys(BLOCKS, (11.0, 15.0)), "diloco": (10.0, 11.0)}
@@ -160,7 +161,7 @@ def test_no_completed_step_is_done_again(egs_dir: Path, tmp_path: Path, computed
     assert 0 < repeated <= 4 * BLOCKS.get(name, 1), "at most the step or block in which the learner was lost"
     assert again["counts"].get("steps repeated", 0) >= repeated - 4
     assert again["restarts"] == 4 and not audit(tmp_path / "again").problems
-    assert again["counts"].get("residuals lost", 0) == (name not in ("sync", "slowmo"))
+    assert again["counts"].get("residuals lost", 0) == (name not in ("sync", "slowmo", "sync-weights"))
     assert again["heldout_loss"][0] == pytest.approx(whole["heldout_loss"][0], rel=0.02)
     assert again["staleness"] == whole["staleness"]
     assert again["batches_per_learner"] == whole["batches_per_learner"]
