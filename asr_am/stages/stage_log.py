@@ -61,6 +61,11 @@ class FinalPaths(logging.Formatter):
         return super().format(record).replace(".partial/", "/")
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Returns False for lhotse's warning of several sampling rates. It names no file, and stage 0 counts them."""
+    return "different sampling rates" not in str(record.msg)
+
+
 def start_logging(path: Path, quiet: bool = False) -> None:
     """Starts logging: everything to a file, INFO to stdout in short lines, warnings and errors to stderr."""
     root = logging.getLogger()
@@ -79,6 +84,7 @@ def start_logging(path: Path, quiet: bool = False) -> None:
     file.setFormatter(FinalPaths("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.addHandler(file)
     root.setLevel(logging.INFO)
+    root.addFilter(_is_news)  # lhotse logs to the root logger itself
     for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only
         logging.getLogger(ours).setLevel(logging.DEBUG)
     for noisy in ("hydra", "matplotlib", "wandb", "lhotse", "fontTools"):
