@@ -23,6 +23,7 @@ UPPER = ("YES", "I'M", "SURE", "O'CLOCK", "[NOISE]", "'EM", "US", "us", "CAF\u00
         ("cafe\u0301 yes\u200b", "CAF\u00c9 YES"),  # decomposed letter, zero-width space
         ("[noise] [cough] <laugh> <unk> <UNK>", "[NOISE] [cough] <laugh> <unk> <unk>"),
         ("maybe... (not) a/b", "MAYBE NOT A/B"),
+        ("no;no b*c* a\\b", "NONO BC AB"),  # markup in NIST's references
         ("- !! ' <s> !SIL </s>", ""),
         ("us- -us, i'- yes-- --yes (us)-", "US- -US I'- YES YES us"),  # fragments, not the words us and yes
         ("yes\u00a0sure", "YES SURE"),
