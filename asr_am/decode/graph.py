@@ -22,13 +22,13 @@ import kaldifst
 import numpy as np
 
 from asr_am.decode.search_graph import SearchGraph
+from asr_am.decode.unknown_words import add_unknown_words, has_unknown_words
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable, Tree
 from asr_am.hmm.transducer import add_self_loops, expand_phones, remove_input_labels
 from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
-from asr_am.lang.unknown_words import add_unknown_words, has_unknown_words
 
 log = logging.getLogger(__name__)
 

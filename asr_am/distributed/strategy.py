@@ -204,7 +204,8 @@ class Strategy(ABC):
             ValueError: none of them has what the learner needs.
         """
         other = mean_state(list(states.values())) if self.equal_blocks else states[min(states)]
-        return {**other, **{name: torch.zeros_like(other[name]) for name in self.residuals}}
+        tensors = [name for name in self.residuals if isinstance(other[name], Tensor)]
+        return {**other, **{name: torch.zeros_like(other[name]) for name in tensors}}
 
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027
         """Takes from the checkpoint what another rank had and this one has now. Called after `load_state_dict`.

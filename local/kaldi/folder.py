@@ -24,7 +24,7 @@ def write_kaldi_dir(folder: Path, out: Path, issues: IssueCounter) -> Path:
     """Writes wav.scp, utt2spk, and text for all recordings with a transcript. Returns `out`.
 
     Raises:
-        InputError: there is no recording, or two have the same name.
+        InputError: there is no recording, none has a transcript, or two have the same name.
     """
     transcripts = {path.with_suffix(""): path for path in folder.rglob("*.txt")}
     rows: dict[str, tuple[Path, str]] = {}
@@ -42,6 +42,9 @@ def write_kaldi_dir(folder: Path, out: Path, issues: IssueCounter) -> Path:
         issues.add("text without a recording beside it: not used", str(path))
     if not rows:
         raise InputError(f"{folder}: has no recordings ({' '.join(AUDIO)}); give the folder of your recordings")
+    if not spoken:
+        audio = rows[min(rows)][0]
+        raise InputError(f"{audio}: has no transcript; write {audio.with_suffix('.txt').name} beside it")
     out.mkdir(parents=True, exist_ok=True)
     write_lines(out / "wav.scp", [f"{utterance} {audio}" for utterance, (audio, _) in sorted(rows.items())])
     write_lines(out / "utt2spk", [f"{utterance} {speaker}" for utterance, (_, speaker) in sorted(rows.items())])

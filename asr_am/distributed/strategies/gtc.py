@@ -59,7 +59,6 @@ class Gtc(Strategy):
     """
 
     name = "gtc"
-    residuals = ("residual",)
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team,
@@ -74,7 +73,8 @@ class Gtc(Strategy):
         ends = [*range(bucket, len(params), bucket), len(params)]
         self._buckets = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
         self.equal_replicas = not self._momentum_first
-        self.equal_blocks = self._momentum_first  # of one step: each learner has momentum of its own
+        self.equal_blocks = self._momentum_first  # of one step
+        self.residuals = ("residual", "optimizer") if self._momentum_first else ("residual",)
         self.residual = torch.zeros_like(params.w) if self.team.size > 1 else params.w.new_empty(0)
         self._next = self.residual if self._momentum_first else torch.empty_like(self.residual)  # after this step
 

@@ -44,7 +44,8 @@ class Sync(Strategy):
         super().__init__(params, optimizer, team)
         self._average_weights, self._overlap = form == "weights", overlap
         self.equal_replicas = form == "gradients"
-        self.equal_blocks = form == "weights"  # of one step: each learner has momentum of its own
+        self.equal_blocks = form == "weights"  # of one step
+        self.residuals = ("optimizer",) if form == "weights" else ()
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = self._step_weights(gradient) if self._average_weights else self._step_gradients(gradient)

@@ -12,6 +12,7 @@ import pytest
 from lhotse import SupervisionSegment, SupervisionSet
 
 from asr_am.decode.graph import compose_lg
+from asr_am.decode.unknown_words import ORDER, add_unknown_words, has_unknown_words
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.lang.arpa import read_arpa
 from asr_am.lang.fst_file import read_fst
@@ -20,7 +21,6 @@ from asr_am.lang.lexicon import UNKNOWN
 from asr_am.lang.lexicon_probs import SENTENCE_END, SENTENCE_START
 from asr_am.lang.ngram import estimate
 from asr_am.lang.prepare import add_probs, prepare_lang, prepare_lm
-from asr_am.lang.unknown_words import ORDER, add_unknown_words, has_unknown_words
 
 LEXICON = {"A": ["AH"], "AB": ["AH B"], "RED": ["R EH D"], "READ": ["R EH D", "R IY D"], "DEAR": ["D IY R"]}
 PROBABILITY = 0.02
