@@ -55,10 +55,11 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
 
 
 class FinalPaths(logging.Formatter):
-    """Names outputs by their final paths: a target is built in `<out>.partial`, which is renamed at the end."""
+    """Names outputs by their final paths: a target is built in `<out>.partial`, which is renamed unless it fails."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace(".partial/", "/")
+        text = super().format(record)
+        return text.replace(".partial/", "/") if record.levelno < logging.ERROR else text
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -76,7 +77,7 @@ def start_logging(path: Path, quiet: bool = False) -> None:
     console.setFormatter(FinalPaths("  %(message)s"))
     console.addFilter(lambda record: logging.INFO <= record.levelno < logging.WARNING and not quiet)
     problems = ConsoleHandler(sys.stderr)
-    problems.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    problems.setFormatter(FinalPaths("%(levelname)s %(message)s"))
     problems.setLevel(logging.WARNING)
     root.addHandler(console)
     root.addHandler(problems)

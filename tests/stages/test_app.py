@@ -64,6 +64,15 @@ def test_a_signal_ends_a_stage_with_one_line(
     assert not processes_of(process.pid)
 
 
+def test_messages_name_paths_that_will_be_there(tmp_path: Path) -> None:
+    """An error keeps the path of what is unfinished."""
+    told = "import logging; logging.getLogger('asr_am').warning('see %s/list.txt', out)"
+    process = start(tmp_path, f"{told}; raise InputError(f'{{out}}/list.txt: bad')")
+    _, errors = process.communicate(timeout=60)
+    assert "WARNING see" in errors and "toy-1/list.txt" in errors
+    assert f"ERROR stage toy: {tmp_path}/minicts/toy-1.partial/list.txt: bad" in errors
+
+
 @pytest.mark.parametrize("module", ["asr_am.stages", "omegaconf", "hydra.main", "asr_am.stages.app"])
 @pytest.mark.parametrize(
     ("number", "status", "word"),
