@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -59,7 +60,7 @@ class FinalPaths(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        return text.replace(".partial/", "/") if record.levelno < logging.ERROR else text
+        return re.sub(r"\.partial(?=[/:])", "", text) if record.levelno < logging.ERROR else text
 
 
 def _is_news(record: logging.LogRecord) -> bool:
