@@ -13,9 +13,9 @@ import kaldifst
 import numpy as np
 
 from asr_am.hmm.fst_arrays import FstArrays
-from asr_am.lang.arpa import Arpa, write_arpa
+from asr_am.lang.arpa import write_arpa
 from asr_am.lang.fst_file import read_fst
-from asr_am.lang.fsts import make_grammar
+from asr_am.lang.fsts import make_grammar, restrict
 from asr_am.lang.lang_dir import Lang, write_symbols
 from asr_am.lang.lexicon import BEGIN, END, INTERNAL, SINGLETON, UNKNOWN, strip_position
 from asr_am.lang.ngram import estimate
@@ -68,9 +68,8 @@ def _phone_lm(lang: Lang, backoff: int) -> FstArrays:
         if word != UNKNOWN and silence.isdisjoint(pronunciation)
     ]
     names = sorted({name for pronunciation in spoken for name in pronunciation})
-    model = prune(estimate(spoken, names, ORDER), NGRAMS)
-    model = Arpa([{n: p for n, p in level.items() if UNKNOWN not in n} for level in model.logprobs], model.backoffs)
     symbols = {name: number for number, name in enumerate(["<eps>", *names, "#0", "<s>", "</s>"])}
+    model, _ = restrict(prune(estimate(spoken, names, ORDER), NGRAMS), symbols, "the phone LM")  # without <unk>
     with tempfile.TemporaryDirectory() as folder:
         arpa, table, grammar = (Path(folder) / name for name in ("lm.arpa", "phones.txt", "G.fst"))
         write_arpa(model, arpa)
@@ -80,7 +79,10 @@ def _phone_lm(lang: Lang, backoff: int) -> FstArrays:
     first, inner, last = (BEGIN, INTERNAL, END) if marked else ("", "", "")
     marks = [(0, 1, first), (1, 1, inner), (1, 2, last), (0, 2, SINGLETON if marked else "")]
     rows = [
-        (source, target, lang.phones[name + mark], symbols[name]) for name in names for source, target, mark in marks
+        (source, target, lang.phones[name + mark], symbols[name])
+        for name in names
+        for source, target, mark in marks
+        if name + mark in lang.phones  # Kaldi's phones.txt may lack some
     ]
     rows += [(state, state, backoff, symbols["#0"]) for state in range(3)]
     positions = FstArrays.build(0, np.array(rows), np.zeros(len(rows)), np.array([np.inf, np.inf, 0.0])).to_fst()

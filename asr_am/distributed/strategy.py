@@ -58,8 +58,8 @@ class Strategy(ABC):
             raises LearnerLost leaves that state as it was before the step.
         equal_blocks: all learners have the same model after each block of steps (`block_ended`), but for the optimizer,
             counts and `residuals`.
-        residuals: names in `state_dict` of what each learner has for itself and a restarted one begins anew, where
-            replicas or blocks are equal.
+        residuals: names in `state_dict` of what each learner has for itself, where replicas or blocks are equal. A
+            restarted one begins anew with tensors of 0, and with the mean of the others' optimizers.
         params: flat weights and gradient of this learner's model.
         optimizer: the update rule.
         team: this learner's end of the team.
@@ -194,7 +194,8 @@ class Strategy(ABC):
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         """Returns a state for a learner that died, made of those of the others after the same step.
 
-        Replicas are equal, or a block has ended: then the optimizer is the mean of theirs. Residuals begin at 0.
+        Replicas are equal, or a block has ended: then the optimizer is the mean of theirs. Tensors among the residuals
+        begin at 0.
 
         Args:
             rank: of the learner.

@@ -130,7 +130,7 @@ def _compile(lines: Sequence[str]) -> kaldifst.StdVectorFst:
 def restrict(arpa: Arpa, words: dict[str, int], source: str) -> tuple[Arpa, list[str]]:
     """Removes n-grams with `<unk>` or with a word outside `words`, without renormalizing.
 
-    `<unk>` is removed because a recognizer that outputs it is always wrong.
+    `<unk>` is removed because it stands for the words that another lexicon lacks. `with_unknown` adds it for this one.
 
     Args:
         source: name of the model for messages.

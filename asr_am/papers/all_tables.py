@@ -21,6 +21,7 @@ from asr_am.papers.cells import MadeTable, count_predictions
 from asr_am.report.markup import Formatted, literal, table
 from asr_am.report.page import anchor, write_page
 from asr_am.report.runs import TrainingRun, read_training_runs
+from asr_am.stages.overrides import asks_help
 
 
 def table_files(corpus_dir: Path) -> list[Path]:
@@ -62,7 +63,7 @@ def _trained(corpus_dir: Path, tables: Sequence[Path]) -> list[TrainingRun]:
 def main() -> int:
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print(__doc__)
-        return 0 if {"-h", "--help"} & set(sys.argv) else 1
+        return 0 if asks_help(sys.argv[1:]) else 1
     try:
         print(write_tables(Path(sys.argv[1])))
     except InputError as error:

@@ -73,12 +73,13 @@ def _run(options: argparse.Namespace) -> None:
 def _of_one_time(reference: Reference) -> list[tuple[str, str]]:
     """Returns the places of each segment that has the times of an earlier one of its channel, and of that one."""
     first: dict[tuple[bytes, bytes, float, float], str] = {}
-    return [
-        (segment.where, earlier)
-        for segment in reference.segments
-        if (earlier := first.setdefault((segment.file, segment.channel, segment.begin, segment.end), segment.where))
-        != segment.where
-    ]
+    found = []
+    for segment in reference.segments:
+        time = segment.file, segment.channel, segment.begin, segment.end
+        if time in first:
+            found.append((segment.where, first[time]))
+        first.setdefault(time, segment.where)
+    return found
 
 
 def _differ_in_case(stm: Path) -> tuple[str, str] | None:

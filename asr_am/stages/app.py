@@ -232,17 +232,16 @@ def ends_on_signals(name: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, terminate_at_once)
         for number in PREEMPTION:
             signal.signal(number, preempt_at_once)
-    except KeyboardInterrupt:
-        end_stage(f"stage {name}: interrupted; the same command continues", 128 + signal.SIGINT)
-    except SystemExit as error:
-        if error.code == 128 + signal.SIGTERM:
-            end_stage(f"stage {name}: terminated; the same command continues", 128 + signal.SIGTERM)
-        if error.code in [128 + number for number in PREEMPTION]:
-            end_stage(f"stage {name}: asked to end by a signal; the same command continues", EXIT_PREEMPTED)
-        raise
+    except (KeyboardInterrupt, SystemExit) as error:
+        ended_by = signal_raised(error)
+        if ended_by is None:
+            raise
+        how = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}.get(ended_by, "asked to end by a signal")
+        status = EXIT_PREEMPTED if ended_by in PREEMPTION else 128 + ended_by
+        end_stage(f"stage {name}: {how}; the same command continues", status)
 
 
-def signal_raised(error: BaseException | None) -> int | None:
+def signal_raised(error: BaseException | None) -> signal.Signals | None:
     """Returns the signal whose handler raises this exception in `ends_on_signals`, None for any other."""
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT

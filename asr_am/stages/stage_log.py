@@ -63,7 +63,7 @@ class FinalPaths(logging.Formatter):
         return re.sub(r"\.partial(?=[/:])", "", text) if record.levelno < logging.ERROR else text
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_wanted(record: logging.LogRecord) -> bool:
     """Returns False for lhotse's warning of several sampling rates. It names no file, and stage 0 counts them."""
     return "different sampling rates" not in str(record.msg)
 
@@ -86,7 +86,7 @@ def start_logging(path: Path, quiet: bool = False) -> None:
     file.setFormatter(FinalPaths("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.addHandler(file)
     root.setLevel(logging.INFO)
-    root.addFilter(_is_news)  # lhotse logs to the root logger itself
+    root.addFilter(_is_wanted)  # lhotse logs to the root logger itself
     for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only
         logging.getLogger(ours).setLevel(logging.DEBUG)
     for noisy in ("hydra", "matplotlib", "wandb", "lhotse", "fontTools"):

@@ -38,13 +38,10 @@ from asr_am.data.ownership import DONE, KEY, begun_config, begun_key, files_in, 
 from asr_am.data.temporary import remove_leftovers
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 from asr_am.options import flatten
+from asr_am.stages.layout import MADE_BY
 
 log = logging.getLogger(__name__)
 
-MADE_BY = {  # folders of exp/<corpus>, see layout.py, and the numbers of their stages
-    "data": "0", "lang": "1", "lang_probs": "3", "lm": "1", "features": "2 (fmllr and ivector: 4)", "align": "3",
-    "egs": "5", "train": "6", "graph": "7", "decode": "7", "likelihoods": "7", "rescore": "8", "score": "9",
-}  # fmt: skip
 SPACE_MARGIN = 1.05  # lists and logs beside the data
 
 

@@ -55,7 +55,7 @@ class Lexicon:
     def scored(self, text: str) -> str:
         """Returns the words of a transcript that count in a word error rate, without noises and marks.
 
-        `<unk>` counts, as in Kaldi: it stands for a spoken word, and no hypothesis has it.
+        `<unk>` counts, as in Kaldi: it stands for a spoken word, which no CTM file has.
         """
         return " ".join(
             word

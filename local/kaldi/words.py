@@ -21,7 +21,7 @@ from asr_am.lang.lexicon import UNKNOWN
 MARK = re.compile(r"\[.*\]|<.*>|\{.*\}|\*.*\*")
 FRAGMENT = re.compile(r"-?\w[\w']*-|-\w[\w']*")
 APOSTROPHES = str.maketrans("\u2018\u2019\u02bc\u00b4`", "'''''")
-MARKUP = str.maketrans("", "", "(){};\\*")  # they have a meaning in NIST's references
+NIST_MARKUP = str.maketrans("", "", "(){};\\*")  # they have a meaning in NIST's references
 
 
 def clean(text: str, *, apostrophes: bool = True) -> str:
@@ -126,7 +126,7 @@ class Normaliser:
             return self._spelling.find(word) or word
         if FRAGMENT.fullmatch(bare := _without_punctuation(word, keep="'-")):
             return self._spelling.find(bare) or self._unlisted(bare, word, where, issues)
-        bare = _without_punctuation(bare, keep="'").translate(MARKUP)
+        bare = _without_punctuation(bare, keep="'").translate(NIST_MARKUP)
         for candidate in (word, bare, _without_punctuation(bare, keep="")):
             found = self._spelling.find(candidate)
             if found is not None:
