@@ -58,8 +58,8 @@ class Strategy(ABC):
             raises LearnerLost leaves that state as it was before the step.
         equal_blocks: all learners have the same model after each block of steps (`block_ended`), but for the optimizer,
             counts and `residuals`.
-        residuals: names in `state_dict` of what each learner has for itself, where replicas or blocks are equal. A
-            restarted one begins anew with tensors of 0, and with the mean of the others' optimizers.
+        residuals: names in `state_dict` of what each learner has for itself and a restarted one begins anew, where
+            replicas or blocks are equal.
         params: flat weights and gradient of this learner's model.
         optimizer: the update rule.
         team: this learner's end of the team.
@@ -120,8 +120,8 @@ class Strategy(ABC):
 
     @property
     def block_ended(self) -> bool:
-        """Returns whether the last step was the last of a block, where blocks are equal. By default, each is."""
-        return self.equal_blocks
+        """Returns whether the last step was the last of a block, where blocks are equal."""
+        return False
 
     def drain(self) -> None:  # noqa: B027
         """Completes everything under way after the last batch of a segment (see `team`: drained)."""
@@ -194,8 +194,7 @@ class Strategy(ABC):
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         """Returns a state for a learner that died, made of those of the others after the same step.
 
-        Replicas are equal, or a block has ended: then the optimizer is the mean of theirs. Tensors among the residuals
-        begin at 0.
+        Replicas are equal, or a block has ended. Residuals begin at 0.
 
         Args:
             rank: of the learner.
@@ -204,9 +203,8 @@ class Strategy(ABC):
         Raises:
             ValueError: none of them has what the learner needs.
         """
-        other = mean_state(list(states.values())) if self.equal_blocks else states[min(states)]
-        tensors = [name for name in self.residuals if isinstance(other[name], Tensor)]
-        return {**other, **{name: torch.zeros_like(other[name]) for name in tensors}}
+        other = states[min(states)]
+        return {**other, **{name: torch.zeros_like(other[name]) for name in self.residuals}}
 
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027
         """Takes from the checkpoint what another rank had and this one has now. Called after `load_state_dict`.

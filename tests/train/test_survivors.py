@@ -41,7 +41,6 @@ STRATEGIES = {
     "sync": Sync, "gtc": partial(Gtc, density=0.1), "powersgd": partial(Powersgd, rank=1),
     "topk": partial(Topk, density=0.1), "bmuf": partial(Bmuf, block_size=2), "diloco": partial(Diloco, block_size=3),
     "slowmo": partial(Slowmo, block_size=2), "htm": partial(Htm, block_size=2, group_size=2, density=0.1),
-    "sync-weights": partial(Sync, form="weights"), "gtc-before": partial(Gtc, density=0.1, momentum="before"),
 }  # fmt: skip
 BLOCKS = {"bmuf": 2, "diloco": 3, "slowmo": 2, "htm": 2}  # steps of a block
 TIMES = {**dict.fromkeys(STRATEGIES, (14.0, 14.8)), **dict.fromkeys(BLOCKS, (11.0, 15.0)), "diloco": (10.0, 11.0)}

@@ -43,9 +43,7 @@ class Sync(Strategy):
             raise InputError(f"strategy.form={form}: must be gradients or weights")
         super().__init__(params, optimizer, team)
         self._average_weights, self._overlap = form == "weights", overlap
-        self.equal_replicas = form == "gradients"
-        self.equal_blocks = form == "weights"  # of one step
-        self.residuals = ("optimizer",) if form == "weights" else ()
+        self.equal_replicas = form == "gradients"  # else each learner has momentum of its own
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = self._step_weights(gradient) if self._average_weights else self._step_gradients(gradient)
