@@ -37,7 +37,7 @@ fail() {
 # pip with its output in a log. A failure is one line that says what to do.
 pip() {
     local log=.venv/set-up.log
-    if ! .venv/bin/python -m pip --disable-pip-version-check --retries 2 "$@" >"$log" 2>&1; then
+    if ! .venv/bin/python -m pip --disable-pip-version-check --retries 2 "$1" --no-compile "${@:2}" >"$log" 2>&1; then
         if grep -qE 'NewConnectionError|Failed to establish|name resolution|Network is unreachable|Max retries|Timeout|ProxyError' "$log"; then
             fail "no network to PyPI or PyTorch's index; connect, or name a mirror with PIP_INDEX_URL or a folder of wheels with PIP_FIND_LINKS, and start again (log: $log)"
         elif grep -q 'DO NOT MATCH THE HASHES' "$log"; then
@@ -47,6 +47,11 @@ pip() {
         fi
         fail "$(grep -m1 '^ERROR' "$log" | cut -c1-200 || echo 'pip failed'); mend it and start again (log: $log)"
     fi
+}
+
+# In place of pip, which compiles on one core. Files that are no Python of this version stay as they are.
+compile_packages() {
+    .venv/bin/python -m compileall -qq -j 0 "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
 }
 
 has_cuda_torch() {
@@ -120,9 +125,12 @@ if [ ! -e .venv ]; then
 fi
 touch "$unfinished"
 install_torch
+compile_packages &                         # beside pip, which unpacks the others on one core
 pip install --no-deps --require-hashes -r <(grep '^setuptools==' "$lock")    # builds the one package without a wheel
 pip install --no-deps --require-hashes --no-build-isolation -r "$lock"
 pip install --no-deps --no-build-isolation -e .
+wait
+compile_packages
 mend_torchaudio
 avoid_broken_amx
 rm -f .venv/.set-up-* "$unfinished"

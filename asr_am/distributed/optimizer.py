@@ -72,7 +72,9 @@ class Optimizer:
 
     @cached_property  # not in __init__: the first one of a process imports torch._dynamo, which takes 1.6 s
     def _torch(self) -> torch.optim.Optimizer:
-        return make_rule(self.options, [self._flat], fused=self._flat.is_cuda)
+        # fused SGD saves nothing on a CPU, and rounds differently where a shard of the weights ends
+        fused = self._flat.is_cuda or (self.options.kind == "adam" and self._flat.device.type == "cpu")
+        return make_rule(self.options, [self._flat], fused)
 
     @property
     def lr(self) -> float:

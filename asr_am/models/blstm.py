@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asr_am.models.acoustic import AcousticModel, ModelOptions, check_dropout
+from asr_am.models.dropout import Dropout
 from asr_am.models.lstm_layers import BiLSTM
 
 
@@ -53,7 +54,7 @@ class Blstm(AcousticModel):
         self.options = options
         widths = [inputs] + [2 * options.cells] * (options.layers - 1)
         self.layers = nn.ModuleList(BiLSTM(width, options.cells) for width in widths)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = Dropout(options.dropout)
         self.projection = nn.Linear(2 * options.cells, options.projection)
         self.output = nn.Linear(options.projection, outputs)
         for linear in (self.projection, self.output):

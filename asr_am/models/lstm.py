@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asr_am.models.acoustic import AcousticModel, ModelOptions, check_dropout
+from asr_am.models.dropout import Dropout
 from asr_am.models.lstm_layers import cudnn_lstm, reset_lstm, run_lstm
 
 
@@ -59,7 +60,7 @@ class Lstm(AcousticModel):
         self.options = options
         widths = [inputs] + [options.cells] * (options.layers - 1)
         self.layers = nn.ModuleList(nn.LSTM(width, options.cells) for width in widths)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout = Dropout(options.dropout)
         self.output = nn.Linear(options.cells, outputs)
         for layer in self.layers:
             assert isinstance(layer, nn.LSTM)

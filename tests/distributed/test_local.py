@@ -53,7 +53,7 @@ def make_local(options: OptimizerOptions) -> tuple[nn.Module, Local]:
 
 def torch_optimizer(kind: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     if kind == "adam":
-        return torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.01)
+        return torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     return torch.optim.SGD(parameters, momentum=0.9, nesterov=kind == "nesterov", weight_decay=0.01)
 
 
@@ -68,7 +68,7 @@ def test_momentum_may_be_an_integer() -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "nesterov", "adam"])
 @pytest.mark.parametrize("clip_norm", [0.0, 0.05])
-def test_local_is_torch_bit_for_bit(kind: str, clip_norm: float) -> None:
+def test_local_is_torch(kind: str, clip_norm: float) -> None:
     model, local = make_local(OptimizerOptions(kind, 0.9, 0.01, clip_norm))  # type: ignore[arg-type]
     gradient = Gradients(model, local.params, local.optimizer)
     while local.step(gradient) is not None:
@@ -83,7 +83,7 @@ def test_local_is_torch_bit_for_bit(kind: str, clip_norm: float) -> None:
             nn.utils.clip_grad_norm_(reference.parameters(), clip_norm)
         optimizer.step()
     flat = torch.cat([p.detach().reshape(-1) for p in reference.parameters()])
-    if clip_norm:  # the norm is summed in another order
+    if clip_norm or kind == "adam":  # the norm is summed in another order; fused steps round differently at the ends
         torch.testing.assert_close(local.consensus(), flat, rtol=1e-4, atol=1e-6)
     else:
         assert torch.equal(local.consensus(), flat)
