@@ -7,5 +7,9 @@ scripts/setup.sh
 export OMP_NUM_THREADS=1                   # one arithmetic thread per worker: more on contended cores are far slower
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-.venv/bin/mypy
-exec .venv/bin/pytest -n 3 --dist worksteal "$@"
+.venv/bin/mypy &                           # beside the tests, which wait for other processes now and then
+types=$!
+status=0
+.venv/bin/pytest -n 3 --dist worksteal "$@" || status=$?
+wait "$types" || { echo "test: mypy found errors, see above" >&2; exit 1; }
+exit "$status"
