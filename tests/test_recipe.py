@@ -40,7 +40,6 @@ TINY = [
     "schedule.base=0.01", "logger=none", "systems=[mono,sat,nnet]", "mmi.train=true", "mmi.epochs=1",
     "mmi.windows=[63/63]", "second.train=true", "second.epochs=1", "second.model.layers=1", "decode.search.beam=6",
     "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]", "log_likelihoods=true", "lm.train.epochs=1",
-    "+corpus.lms.kn3.unknown=0",  # a graph with them takes 16 s more; see tests/decode/test_unknown_words.py
 ]  # fmt: skip
 
 

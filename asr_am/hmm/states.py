@@ -41,6 +41,10 @@ class Tree(Protocol):
         """
         ...
 
+    def pdfs(self, windows_MC: np.ndarray, state: int) -> np.ndarray:
+        """Returns the pdf of a state of the centre phone of each window [M]. See `pdf`."""
+        ...
+
 
 @dataclass(frozen=True)
 class StateTable:

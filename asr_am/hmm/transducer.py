@@ -5,11 +5,13 @@ without self-loops. As in Kaldi, graphs are determinized and minimized without s
 topologies are left to right without skips, so Kaldi's transition-scale (which weighs alternative exits of a state) has
 no effect, and self-loop-scale weighs self-loop and exit alike.
 
-Shapes: A arcs, L graph labels, S states, W context windows.
+Shapes: A arcs, L graph labels, S states, W context windows and disambiguation symbols, M windows of C phones, K states
+of the longest phone, H distinct HMMs, N new labels.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import kaldifst
@@ -27,34 +29,51 @@ def is_disambiguation(window: Sequence[int]) -> bool:
     return len(window) == 1 and window[0] <= 0
 
 
-def window_labels(window: Sequence[int], states: StateTable, tree: Tree) -> tuple[int, ...]:
-    """Returns the graph labels of the HMM states of a window's centre phone."""
-    phones = tuple(window)
-    centre = phones[len(phones) // 2]
-    return tuple(states.label(centre, s, tree.pdf(phones, s)) for s in range(states.states_P[centre]))
+def window_labels(windows_MC: np.ndarray, states: StateTable, tree: Tree) -> np.ndarray:
+    """Returns the graph labels of the HMM states of each window's centre phone, 0 beyond its last, int32 [M, K]."""
+    centre_M = windows_MC[:, windows_MC.shape[1] // 2]
+    phones, phone_M = np.unique(centre_M, return_inverse=True)
+    count_M = np.array([states.states_P[phone] for phone in phones.tolist()], np.int32)[phone_M]
+    labels_MK = np.zeros((len(windows_MC), max(states.states_P.values())), np.int32)
+    for state in range(labels_MK.shape[1]):
+        rows = np.flatnonzero(count_M > state)
+        pdf_N = tree.pdfs(windows_MC[rows], state)
+        pairs, pair_N = np.unique(centre_M[rows].astype(np.int64) << 32 | pdf_N, return_inverse=True)
+        labels = [states.label(pair >> 32, state, pair & 0xFFFFFFFF) for pair in pairs.tolist()]
+        labels_MK[rows, state] = np.array(labels, np.int32)[pair_N]
+    return labels_MK
 
 
 def merge_windows(windows: Windows, states: StateTable, tree: Tree) -> tuple[np.ndarray, list[tuple[int, ...]]]:
     """Merges windows with the same HMM, which makes the graph before H several times smaller.
 
+    With unknown words there are a million windows, as any phone follows any.
+
     Returns:
-        merged_W: the new input label of each window.
+        merged_W: the new input label of each window, in the order of their first windows.
         sequences: the graph labels of each new label. () for epsilon (label 0) and for disambiguation symbols, each of
             which keeps a label of its own.
     """
-    merged_W = np.zeros(len(windows), dtype=np.int32)
-    sequences: list[tuple[int, ...]] = [()]
-    known: dict[tuple[int, ...], int] = {}
-    for index, window in enumerate(windows):
-        if len(window) == 0:
-            continue
-        labels = () if is_disambiguation(window) else window_labels(window, states, tree)
-        new = known.get(labels) if labels else None
-        if new is None:
-            new = len(sequences)
-            sequences.append(labels)
-            known[labels] = new
-        merged_W[index] = new
+    symbol_W = np.fromiter(map(is_disambiguation, windows), bool, len(windows))
+    spoken_M = np.flatnonzero(np.fromiter(map(len, windows), bool, len(windows)) & ~symbol_W)
+    phones = itertools.chain.from_iterable(map(windows.__getitem__, spoken_M.tolist()))
+    windows_MC = np.fromiter(phones, np.int32).reshape(-1, tree.width)
+    labels_MK = window_labels(windows_MC, states, tree)
+
+    hmm_M = np.zeros(len(spoken_M), np.int64)
+    for label_M in labels_MK.T:  # unique(axis=0) takes several times as long
+        hmm_M = np.unique(hmm_M * (len(states.labels_L3) + 1) + label_M, return_inverse=True)[1]
+    first_H = np.unique(hmm_M, return_index=True)[1]
+
+    first_N = np.concatenate([np.flatnonzero(symbol_W), spoken_M[first_H]])  # window of each new label but 0
+    new_N = 1 + np.argsort(np.argsort(first_N))
+    symbols = len(first_N) - len(first_H)
+    merged_W = np.zeros(len(windows), np.int32)
+    merged_W[symbol_W] = new_N[:symbols]
+    merged_W[spoken_M] = new_N[symbols:][hmm_M]
+    sequences: list[tuple[int, ...]] = [()] * (1 + len(first_N))
+    for new, labels in zip(new_N[symbols:].tolist(), labels_MK[first_H].tolist(), strict=True):
+        sequences[new] = tuple(label for label in labels if label)
     return merged_W, sequences
 
 

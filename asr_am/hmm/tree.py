@@ -3,6 +3,8 @@
 Each root has one tree per HMM state. A root is a set of phones that may share pdfs, such as the position variants of
 one phone. An inner node asks whether the phone at one position of the window is in a set. A leaf is a pdf. A monophone
 system is the special case of a window of one phone and no questions.
+
+Shapes: M windows of C phones.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from asr_am.data.temporary import replacing
 from asr_am.data.textfile import load_json
@@ -54,7 +58,6 @@ class DecisionTree:
     roots: tuple[Root, ...]
     num_pdfs: int = field(init=False)
     _root_of: dict[int, Root] = field(init=False, repr=False, compare=False)
-    _cache: dict[tuple[tuple[int, ...], int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         leaves = {pdf for root in self.roots for node in root.states for pdf in _leaves(node)}
@@ -65,18 +68,30 @@ class DecisionTree:
             raise ValueError("a phone has two roots")
         object.__setattr__(self, "num_pdfs", len(leaves))
         object.__setattr__(self, "_root_of", root_of)
-        object.__setattr__(self, "_cache", {})
 
     def pdf(self, window: tuple[int, ...], state: int) -> int:
         """Returns the pdf of `state` (from 0) of the window's centre phone. Raises KeyError if it has no root."""
-        key = (window, state)
-        found = self._cache.get(key)
-        if found is None:
-            node = self._root_of[window[self.width // 2]].states[state]
-            while isinstance(node, Split):
-                node = node.yes if window[node.position] in node.phones else node.no
-            found = self._cache[key] = node
-        return found
+        node = self._root_of[window[self.width // 2]].states[state]
+        while isinstance(node, Split):
+            node = node.yes if window[node.position] in node.phones else node.no
+        return node
+
+    def pdfs(self, windows_MC: np.ndarray, state: int) -> np.ndarray:
+        """Returns the pdf of `state` of each window's centre phone, int32 [M]. Raises KeyError if one has no root."""
+        pdf_M = np.empty(len(windows_MC), np.int32)
+        centre_M = windows_MC[:, self.width // 2]
+        nodes = [
+            (self._root_of[phone].states[state], np.flatnonzero(centre_M == phone))
+            for phone in np.unique(centre_M).tolist()
+        ]
+        while nodes:
+            node, rows = nodes.pop()
+            if isinstance(node, Split):
+                yes = np.isin(windows_MC[rows, node.position], list(node.phones))
+                nodes += [(node.yes, rows[yes]), (node.no, rows[~yes])]
+            else:
+                pdf_M[rows] = node
+        return pdf_M
 
     def leaves(self, phone: int, state: int) -> list[int]:
         """Returns every pdf that `state` of `phone` has in some context, sorted."""

@@ -178,7 +178,7 @@ class Convolution(nn.Module):
         """Returns the convolution of each value with its own weights [B, T, D]."""
         if x_BTD.is_cuda:
             return self.depthwise(x_BTD.mT).mT
-        # as an image of one row, with the values of a pixel side by side: on a CPU in a tenth of the time
+        # as an image of one row, with the values of a pixel side by side: forward in a tenth of the time on a CPU
         weight_D11K, padding = self.depthwise.weight.unsqueeze(2), (0, self.depthwise.kernel_size[0] // 2)
         image_BD1T = x_BTD.mT.unsqueeze(2)
         y_BD1T = functional.conv2d(

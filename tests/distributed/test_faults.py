@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.soak import KINDS, STRATEGIES, soak
 
+# 6 seeds in place of 10
 SLOW = ("adpsgd", "adpsgd-groups", "adpsgd-delayed", "ps_async", "psp")
 
 

@@ -83,7 +83,8 @@ def test_local_is_torch(kind: str, clip_norm: float) -> None:
             nn.utils.clip_grad_norm_(reference.parameters(), clip_norm)
         optimizer.step()
     flat = torch.cat([p.detach().reshape(-1) for p in reference.parameters()])
-    if clip_norm or kind == "adam":  # the norm is summed in another order; fused steps round differently at the ends
+    # The norm is summed in another order, and fused Adam rounds differently where a parameter ends.
+    if clip_norm or kind == "adam":
         torch.testing.assert_close(local.consensus(), flat, rtol=1e-4, atol=1e-6)
     else:
         assert torch.equal(local.consensus(), flat)

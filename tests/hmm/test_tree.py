@@ -140,6 +140,16 @@ def test_every_context_has_a_leaf_of_its_phone(window: tuple[int, int, int], sta
     assert tree.pdf(window, state) in tree.leaves(window[1], state)
 
 
+@pytest.mark.parametrize("state", [0, 1, 2])
+def test_many_windows_have_the_pdfs_of_each(state: int) -> None:
+    rng = np.random.default_rng(state)
+    windows_M3 = np.stack([rng.integers(0, 6, 500), rng.integers(1, 6, 500), rng.integers(0, 6, 500)], axis=1)
+    for tree, windows_MC in ((some_tree(), windows_M3), (monophone_tree(ROOTS, STATES), windows_M3[:, 1:2])):
+        expected = [tree.pdf(tuple(window), state) for window in windows_MC.tolist()]
+        assert tree.pdfs(windows_MC, state).tolist() == expected and len(set(expected)) > 1
+        assert tree.pdfs(windows_MC[:0], state).shape == (0,)
+
+
 def test_saving_and_loading(tmp_path: Path) -> None:
     for tree in (some_tree(), monophone_tree(ROOTS, STATES)):
         tree.save(tmp_path / "tree.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import kaldifst
@@ -32,7 +32,16 @@ def small_lang(folder: Path) -> Lang:
     return Lang.load(lang_dir)
 
 
-class LeftTree:
+class ByWindow:
+    """The pdfs of many windows, one at a time."""
+
+    pdf: Callable[[tuple[int, ...], int], int]
+
+    def pdfs(self, windows_MC: np.ndarray, state: int) -> np.ndarray:
+        return np.array([self.pdf(tuple(window), state) for window in windows_MC.tolist()], np.int32)
+
+
+class LeftTree(ByWindow):
     """A triphone tree whose pdfs depend on the phone and on whether its left neighbour is odd."""
 
     width = 3
@@ -41,7 +50,7 @@ class LeftTree:
         return window[1] * 4 + state * 2 + window[0] % 2
 
 
-class RightTree:
+class RightTree(ByWindow):
     """A triphone tree whose pdfs depend on the phone and on whether silence or the edge follows."""
 
     width = 3
@@ -50,7 +59,7 @@ class RightTree:
         return window[1] * 4 + state * 2 + (window[2] <= 1)
 
 
-class MonoTree:
+class MonoTree(ByWindow):
     """A monophone tree with one pdf per state."""
 
     width = 1
