@@ -41,8 +41,8 @@ class Tree(Protocol):
         """
         ...
 
-    def pdfs(self, windows_MC: np.ndarray, state: int) -> np.ndarray:
-        """Returns the pdf of a state of the centre phone of each window [M]. See `pdf`."""
+    def pdfs(self, windows_MC: np.ndarray, state_M: np.ndarray) -> np.ndarray:
+        """Returns the pdf of a state of the centre phone of each window, int32 [M]. See `pdf`."""
         ...
 
 

@@ -34,13 +34,14 @@ def window_labels(windows_MC: np.ndarray, states: StateTable, tree: Tree) -> np.
     centre_M = windows_MC[:, windows_MC.shape[1] // 2]
     phones, phone_M = np.unique(centre_M, return_inverse=True)
     count_M = np.array([states.states_P[phone] for phone in phones.tolist()], np.int32)[phone_M]
-    labels_MK = np.zeros((len(windows_MC), max(states.states_P.values())), np.int32)
-    for state in range(labels_MK.shape[1]):
-        rows = np.flatnonzero(count_M > state)
-        pdf_N = tree.pdfs(windows_MC[rows], state)
-        pairs, pair_N = np.unique(centre_M[rows].astype(np.int64) << 32 | pdf_N, return_inverse=True)
-        labels = [states.label(pair >> 32, state, pair & 0xFFFFFFFF) for pair in pairs.tolist()]
-        labels_MK[rows, state] = np.array(labels, np.int32)[pair_N]
+    most = max(states.states_P.values())
+    row_N, state_N = np.nonzero(np.arange(most) < count_M[:, None])
+    pdf_N = tree.pdfs(windows_MC[row_N], state_N)
+    triples, triple_N = np.unique((centre_M[row_N] * most + state_N) << 32 | pdf_N, return_inverse=True)
+    triples_U3 = np.stack([*np.divmod(triples >> 32, most), triples & 0xFFFFFFFF], axis=1)
+    labels = [states.label(phone, state, pdf) for phone, state, pdf in triples_U3.tolist()]
+    labels_MK = np.zeros((len(windows_MC), most), np.int32)
+    labels_MK[row_N, state_N] = np.array(labels, np.int32)[triple_N]
     return labels_MK
 
 

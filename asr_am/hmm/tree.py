@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,22 +77,26 @@ class DecisionTree:
             node = node.yes if window[node.position] in node.phones else node.no
         return node
 
-    def pdfs(self, windows_MC: np.ndarray, state: int) -> np.ndarray:
-        """Returns the pdf of `state` of each window's centre phone, int32 [M]. Raises KeyError if one has no root."""
-        pdf_M = np.empty(len(windows_MC), np.int32)
+    def pdfs(self, windows_MC: np.ndarray, state_M: np.ndarray) -> np.ndarray:
+        """Returns the pdf of a state (from 0) of each window's centre phone, int32 [M]. Raises KeyError as `pdf`."""
+        flat = self._flat
         centre_M = windows_MC[:, self.width // 2]
-        nodes = [
-            (self._root_of[phone].states[state], np.flatnonzero(centre_M == phone))
-            for phone in np.unique(centre_M).tolist()
-        ]
-        while nodes:
-            node, rows = nodes.pop()
-            if isinstance(node, Split):
-                yes = np.isin(windows_MC[rows, node.position], list(node.phones))
-                nodes += [(node.yes, rows[yes]), (node.no, rows[~yes])]
-            else:
-                pdf_M[rows] = node
-        return pdf_M
+        if max(windows_MC.max(initial=0), 0) >= len(flat.first_PK):
+            raise KeyError(int(windows_MC.max()))
+        node_M = flat.first_PK[centre_M, state_M]
+        if (node_M == NO_NODE).any():
+            raise KeyError(int(centre_M[node_M == NO_NODE][0]))
+        rows = np.flatnonzero(node_M >= 0)
+        while rows.size:
+            node = node_M[rows]
+            yes = flat.asks_NP[node, windows_MC[rows, flat.position_N[node]]]
+            node_M[rows] = np.where(yes, flat.yes_N[node], flat.no_N[node])
+            rows = rows[node_M[rows] >= 0]
+        return ~node_M
+
+    @cached_property
+    def _flat(self) -> FlatTrees:
+        return FlatTrees.of(self.roots)
 
     def leaves(self, phone: int, state: int) -> list[int]:
         """Returns every pdf that `state` of `phone` has in some context, sorted."""
@@ -119,6 +124,54 @@ class DecisionTree:
             return cls(width, roots)
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InputError(f"{path}: not a readable decision tree ({error}); {REMEDY}") from error
+
+
+NO_NODE = np.iinfo(np.int32).min
+
+
+@dataclass(frozen=True)
+class FlatTrees:
+    """Trees as arrays, so that many windows descend at once. A node is the number of a question, or ~pdf of a leaf.
+
+    Shapes: P phones, K states, N questions.
+
+    Attributes:
+        first_PK: the node at which the tree of a state begins, NO_NODE where there is none.
+        position_N: the position that a question is about.
+        asks_NP: True where the answer is yes.
+        yes_N, no_N: the node that follows.
+    """
+
+    first_PK: np.ndarray
+    position_N: np.ndarray
+    asks_NP: np.ndarray
+    yes_N: np.ndarray
+    no_N: np.ndarray
+
+    @classmethod
+    def of(cls, roots: Sequence[Root]) -> FlatTrees:
+        questions: list[Split] = []
+        followers: list[list[int]] = []
+
+        def number(node: Node) -> int:
+            if not isinstance(node, Split):
+                return ~node
+            index = len(questions)
+            questions.append(node)
+            followers.append([])
+            followers[index] = [number(node.yes), number(node.no)]
+            return index
+
+        num_phones = 1 + max(phone for root in roots for phone in root.phones)
+        first_PK = np.full((num_phones, max(len(root.states) for root in roots)), NO_NODE, np.int32)
+        for root in roots:
+            first_PK[list(root.phones), : len(root.states)] = [number(node) for node in root.states]
+        asks_NP = np.zeros((len(questions), num_phones), bool)
+        for question, asks_P in zip(questions, asks_NP, strict=True):
+            asks_P[[phone for phone in question.phones if phone < num_phones]] = True
+        position_N = np.array([question.position for question in questions], np.int32)
+        yes_N, no_N = np.array(followers, np.int32).reshape(-1, 2).T
+        return cls(first_PK, position_N, asks_NP, yes_N, no_N)
 
 
 def monophone_tree(roots: Sequence[Sequence[int]], states_P: Mapping[int, int]) -> DecisionTree:

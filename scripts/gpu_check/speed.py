@@ -71,7 +71,13 @@ def section(check: Check) -> None:
     phases(check, shape, chunks)
     plain = {}
     for name in ("TF32", "float16", "bfloat16") if check.device == "cuda" else ("TF32", "bfloat16"):
-        plain[name] = measure(check, plain_step(check, shape, chunks, name), chunks)
+        try:
+            plain[name] = measure(check, plain_step(check, shape, chunks, name), chunks)
+        except RuntimeError as error:  # oneDNN's LSTM on a CPU without bfloat16
+            if check.device == "cuda":
+                raise
+            check.row(f"plain, {name}, {batch} chunks", None, f"not on this CPU: {error}")
+            continue
         check.row(
             f"plain, {name}, {batch} chunks", None, f"{plain[name]:,.0f} frames/s{memory(check)}", rate=plain[name]
         )

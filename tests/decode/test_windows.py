@@ -61,7 +61,7 @@ class Position(nn.Module):
 windows = st.integers(1, 30).flatmap(lambda chunk: st.builds(Window, st.just(chunk), st.integers(1, chunk)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(frames=st.integers(1, 80), window=windows, batch=st.integers(1, 9))
 def test_without_context_windows_change_nothing(frames: int, window: Window, batch: int) -> None:
     x_TF = np.random.default_rng(frames).standard_normal((frames, FEATURES)).astype(np.float32)
@@ -71,7 +71,7 @@ def test_without_context_windows_change_nothing(frames: int, window: Window, bat
     assert log_posteriors(model, x_TF, window, batch) == pytest.approx(whole, abs=1e-4)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(frames=st.integers(1, 80), window=windows, subsampling=st.integers(1, 4))
 def test_each_frame_gets_the_output_of_which_it_is_the_middle(frames: int, window: Window, subsampling: int) -> None:
     x_TF = np.random.default_rng(frames).standard_normal((frames, FEATURES)).astype(np.float32)
@@ -86,7 +86,6 @@ def test_outputs_of_a_chain_model_are_repeated() -> None:
     assert log_posteriors(model, x_TF, Window(0, 0), softmax=False) == pytest.approx(expected_TP, abs=1e-5)
 
 
-@settings(deadline=None)
 @given(frames=st.integers(1, 80), window=windows)
 def test_every_frame_is_in_a_whole_window(frames: int, window: Window) -> None:
     starts = window.starts(frames)

@@ -26,7 +26,7 @@ def by_definition(x: np.ndarray) -> np.ndarray:
     return np.array(rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(num_frames=st.integers(1, 30), dim=st.integers(1, 5), seed=st.integers(0, 99))
 def test_equals_the_definition_including_edges(num_frames: int, dim: int, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((num_frames, dim)).astype(np.float32) * 10

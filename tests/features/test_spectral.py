@@ -105,7 +105,7 @@ def test_equals_the_definition(rate: int, num_bins: int, num_ceps: int | None) -
     np.testing.assert_allclose(ours, by_definition(samples, rate, num_bins, num_ceps), rtol=0, atol=TOLERANCE)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     num_samples=st.integers(0, 30000),

@@ -7,7 +7,7 @@ from pathlib import Path
 import kaldifst
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asr_am.hmm.fst_arrays import FstArrays
@@ -51,7 +51,6 @@ def six_labels() -> StateTable:
     return StateTable(labels_L3, np.log(stay_L), np.log1p(-stay_L), {1: 2, 2: 2, 3: 2}, 6)
 
 
-@settings(deadline=None)
 @given(fsts(), st.sampled_from([0.0, 0.1, 1.0]))
 def test_self_loops_give_each_label_a_geometric_duration(text: str, scale: float) -> None:
     """Each path becomes all paths that repeat its labels, at the cost of the label's loop per repetition."""

@@ -102,7 +102,7 @@ def test_broken_files(tmp_path: Path) -> None:
         read_arpa(tmp_path / "lm")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_fuzzed_models_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     content = bytearray(GOOD.encode())

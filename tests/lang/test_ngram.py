@@ -70,7 +70,7 @@ class Reference:
 corpora = st.lists(st.lists(st.sampled_from([*WORDS, "oov"]), max_size=6), min_size=1, max_size=25)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sentences=corpora, order=st.integers(1, 4), min_count=st.integers(1, 3))
 def test_equals_the_equations_and_sums_to_one(sentences: list[list[str]], order: int, min_count: int) -> None:
     longest = max(map(len, sentences)) + 2

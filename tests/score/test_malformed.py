@@ -81,7 +81,7 @@ def test_damaged_files(seed: int, tmp_path: Path) -> None:
         check(tmp_path, files[0], files[1], files[2] if which == 2 or chance.random() < 0.7 else None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(stm=st.binary(max_size=200), ctm=st.binary(max_size=200), glm=st.none() | st.binary(max_size=200))
 def test_noise(tmp_path_factory: pytest.TempPathFactory, stm: bytes, ctm: bytes, glm: bytes | None) -> None:
     folder = tmp_path_factory.mktemp("noise")

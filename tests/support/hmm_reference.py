@@ -37,8 +37,9 @@ class ByWindow:
 
     pdf: Callable[[tuple[int, ...], int], int]
 
-    def pdfs(self, windows_MC: np.ndarray, state: int) -> np.ndarray:
-        return np.array([self.pdf(tuple(window), state) for window in windows_MC.tolist()], np.int32)
+    def pdfs(self, windows_MC: np.ndarray, state_M: np.ndarray) -> np.ndarray:
+        pairs = zip(windows_MC.tolist(), state_M.tolist(), strict=True)
+        return np.array([self.pdf(tuple(window), state) for window, state in pairs], np.int32)
 
 
 class LeftTree(ByWindow):

@@ -104,7 +104,7 @@ def test_a_team_is_one_device_with_its_batch(path: str, tmp_path: Path, caplog: 
     assert found["counts"]["all-reduce"] > 0 and found["counts"]["pulled" if path == "servers" else "sent"] > 0
     shown = team.run_log.view
     assert shown is not None and [line.split()[:2] for line in shown.lines()] == [["learner", str(n)] for n in range(4)]
-    assert "0 batches" not in shown.lines()[3] and "alive" in shown.lines()[3]
+    assert " 0 batches" not in shown.lines()[3] and "alive" in shown.lines()[3]
     assert found["parameters"] == summary(alone)["parameters"] and found["consensus_distance"] == [0.0]
 
 
