@@ -201,7 +201,7 @@ def test_killed_in_the_middle_of_stages_a_copy_ends_with_the_same_errors(exp: Pa
     """`scripts.soak.recipe_kills` kills all stages, often."""
     folder = tmp_path / "exp"
     shutil.copytree(exp, folder)
-    for made in ("egs", "train", "graph", "decode", "rescore", "score", "report"):
+    for made in ("egs", "train", "decode", "rescore", "score", "report"):
         shutil.rmtree(folder / "minicts" / made)
     more = ["mmi.train=false", "second.train=false", "systems=[sat,nnet]"]
     with removed(exp):
