@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hydra import compose
 from omegaconf import OmegaConf
 
 from asr_am.errors import InputError
 from asr_am.hmm.train_lda_mllt import LdaOptions
 from asr_am.options import build
-from asr_am.stages.resolvers import composing
 from asr_am.stages.sections import check, values
 from asr_am.stages.train_config import strategy_factory
 from asr_am.train.train_options import TrainOptions
+from tests.support.configurations import config
 
 ROOT = Path(__file__).resolve().parents[1]
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf/strategy").glob("*.yaml"))
@@ -84,8 +83,7 @@ def test_training_options_of_another_type(train: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_options_of_strategies_are_of_their_types(strategy: str) -> None:
-    with composing():
-        cfg = compose("config", overrides=[f"strategy={strategy}", "corpus=minicts"])
+    cfg = config(f"strategy={strategy}", "corpus=minicts")
     assert strategy_factory(values(cfg.strategy)).keywords == {
         k: v for k, v in cfg.strategy.items() if k[0] != "_" and k != "name"
     }
@@ -111,10 +109,9 @@ def test_options_of_strategies_are_of_their_types(strategy: str) -> None:
 )
 @pytest.mark.parametrize("corpus", ["an4", "minicts", "kaldi"])
 def test_options_outside_of_sections(corpus: str, override: str, message: str) -> None:
-    with composing():
-        check(compose("config", overrides=[f"corpus={corpus}"]))
-        with pytest.raises(InputError, match=message):
-            check(compose("config", overrides=[f"corpus={corpus}", override]))
+    check(config(f"corpus={corpus}"))
+    with pytest.raises(InputError, match=message):
+        check(config(f"corpus={corpus}", override))
 
 
 def test_lda_keeps_at_most_the_input_dimension() -> None:

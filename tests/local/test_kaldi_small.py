@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from hydra import compose
 
-from asr_am.stages.resolvers import composing
 from local.kaldi.small import UNADAPTED, overrides_by_size
+from tests.support.configurations import config
 
 
 def write_corpus(exp: Path, hours: float) -> list[str]:
@@ -23,8 +22,7 @@ def test_little_speech_is_not_adapted_to_speakers(tmp_path: Path) -> None:
     overrides, why = overrides_by_size(given)
     assert overrides == UNADAPTED
     assert why.startswith("mine: 1.0 minutes of training speech are too few for speaker adaptation, which needs 3")
-    with composing():
-        cfg = compose("config", overrides=["corpus=kaldi", *given, *overrides])
+    cfg = config("corpus=kaldi", *given, *overrides)
     assert (cfg.align.system, cfg.features.name, "sat" in cfg.align) == ("tri", "logmel", False)
 
 

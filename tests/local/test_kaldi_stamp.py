@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from hydra import compose
 
 from asr_am.stages.data import targets
-from asr_am.stages.resolvers import composing
 from local.kaldi.prepare import prepare
+from tests.support.configurations import config
 from tests.support.kaldi_corpus import LEXICON, RATE, edit, noise, write_kaldi_dir
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -36,8 +35,7 @@ def root(tmp_path: Path) -> Path:
 def key(root: Path) -> str:
     given = [f"corpus.prepare.{name}={root / path}" for name, path in (("train", "train"), ("test", "test"))]
     given += [f"corpus.prepare.lexicon={root / 'lexicon.txt'}", "corpus.name=own", f"exp={root / 'exp'}"]
-    with composing():
-        return targets(compose("config", overrides=["corpus=kaldi", *given]))[0].key()
+    return targets(config("corpus=kaldi", *given))[0].key()
 
 
 @pytest.mark.parametrize("file", ["audio/a0-0.wav", "audio/a0-1.wav", "audio/a0-2.wav", "ark/wav.ark"])

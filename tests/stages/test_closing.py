@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hydra import compose
-
 from asr_am.stages.closing import closing_lines
-from asr_am.stages.resolvers import composing
+from tests.support.configurations import config
 
 
 def write_score(root: Path, system: str, lm: str, dev_wer: float, errors: int) -> None:
@@ -19,9 +17,7 @@ def write_score(root: Path, system: str, lm: str, dev_wer: float, errors: int) -
 
 
 def lines_of(exp: Path, *overrides: str) -> list[str]:
-    with composing():
-        cfg = compose("config", overrides=["corpus=an4", f"exp={exp}", *overrides])
-    return closing_lines(cfg, "an4", overrides)
+    return closing_lines(config("corpus=an4", f"exp={exp}", *overrides), "an4", overrides)
 
 
 def test_each_system_has_its_error_rate_with_the_best_lm_on_dev(tmp_path: Path) -> None:

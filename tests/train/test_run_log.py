@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from hydra import compose
 from omegaconf import DictConfig
 from wandb.proto.wandb_internal_pb2 import Record
 
@@ -20,7 +19,7 @@ from asr_am.errors import InputError
 from asr_am.score.scoring import Reference
 from asr_am.stages.layout import egs_dir
 from asr_am.stages.report import track as track_report
-from asr_am.stages.resolvers import composing, experiment_or
+from asr_am.stages.resolvers import experiment_or
 from asr_am.stages.score import summary, track
 from asr_am.stages.sections import values
 from asr_am.stages.train import targets
@@ -28,6 +27,7 @@ from asr_am.stages.train_config import TrainConfig, tracker_factory
 from asr_am.train import tracking
 from asr_am.train.tracking import NoTracker, TensorboardTracker, WandbTracker, attempt, wandb_id
 from asr_am.train.wandb_segments import messages
+from tests.support.configurations import config
 from tests.support.egs_examples import write_examples
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -47,11 +47,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     for name in ("MODE", "DIR", "DISABLED", "PROJECT", "ENTITY", "NAME", "RUN_GROUP"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
-
-
-def config(*overrides: str) -> DictConfig:
-    with composing():
-        return compose("config", overrides=list(overrides))
 
 
 def segments(run: Path) -> list[list[Record]]:
