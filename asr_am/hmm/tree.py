@@ -78,14 +78,17 @@ class DecisionTree:
         return node
 
     def pdfs(self, windows_MC: np.ndarray, state_M: np.ndarray) -> np.ndarray:
-        """Returns the pdf of a state (from 0) of each window's centre phone, int32 [M]. Raises KeyError as `pdf`."""
+        """Returns the pdf of a state (from 0) of each window's centre phone, int32 [M].
+
+        Raises KeyError if a phone of a window is above those of all roots, or the centre phone has no root.
+        """
         flat = self._flat
         centre_M = windows_MC[:, self.width // 2]
-        if max(windows_MC.max(initial=0), 0) >= len(flat.first_PK):
-            raise KeyError(int(windows_MC.max()))
-        node_M = flat.first_PK[centre_M, state_M]
-        if (node_M == NO_NODE).any():
-            raise KeyError(int(centre_M[node_M == NO_NODE][0]))
+        unknown_M = (windows_MC >= len(flat.first_PK)).any(axis=1)
+        node_M = flat.first_PK[np.where(unknown_M, 0, centre_M), state_M]
+        unknown_M |= node_M == NO_NODE
+        if unknown_M.any():
+            raise KeyError(f"window {windows_MC[unknown_M][0].tolist()}")
         rows = np.flatnonzero(node_M >= 0)
         while rows.size:
             node = node_M[rows]
@@ -150,27 +153,23 @@ class FlatTrees:
 
     @classmethod
     def of(cls, roots: Sequence[Root]) -> FlatTrees:
-        questions: list[Split] = []
-        followers: list[list[int]] = []
+        questions: list[tuple[Split, int, int]] = []
 
         def number(node: Node) -> int:
             if not isinstance(node, Split):
                 return ~node
-            index = len(questions)
-            questions.append(node)
-            followers.append([])
-            followers[index] = [number(node.yes), number(node.no)]
-            return index
+            questions.append((node, number(node.yes), number(node.no)))
+            return len(questions) - 1
 
         num_phones = 1 + max(phone for root in roots for phone in root.phones)
         first_PK = np.full((num_phones, max(len(root.states) for root in roots)), NO_NODE, np.int32)
         for root in roots:
             first_PK[list(root.phones), : len(root.states)] = [number(node) for node in root.states]
         asks_NP = np.zeros((len(questions), num_phones), bool)
-        for question, asks_P in zip(questions, asks_NP, strict=True):
+        for (question, _, _), asks_P in zip(questions, asks_NP, strict=True):
             asks_P[[phone for phone in question.phones if phone < num_phones]] = True
-        position_N = np.array([question.position for question in questions], np.int32)
-        yes_N, no_N = np.array(followers, np.int32).reshape(-1, 2).T
+        rows_N3 = np.array([(question.position, yes, no) for question, yes, no in questions], np.int32).reshape(-1, 3)
+        position_N, yes_N, no_N = rows_N3.T
         return cls(first_PK, position_N, asks_NP, yes_N, no_N)
 
 
