@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Generated two-party telephone conversations (synthetic speech). Goes from nothing to word error rates on a
-# Switchboard-like (swb) and a harder CallHome-like (ch) test set in 8 to 13 minutes on two cores.
+# Switchboard-like (swb) and a harder CallHome-like (ch) test set in 8 to 20 minutes on two cores.
 # Unless overridden, the network is a Conformer (model=conformer), which makes fewer errors here than the configured bi-LSTM
 # (recipes/NOTES.md), and lattices are rescored by an LSTM LM (rescore=true). Overrides of model.* apply to the configured
 # model, and +experiment=NAME takes both as configured.
