@@ -10,6 +10,6 @@ export OMP_NUM_THREADS=1                   # one arithmetic thread per worker: m
 .venv/bin/mypy &                           # beside the tests, which wait for other processes now and then
 types=$!
 status=0
-.venv/bin/pytest -n 4 --dist worksteal "$@" || status=$?
+.venv/bin/pytest -n 3 --dist worksteal "$@" || status=$?
 wait "$types" || { echo "test: mypy found errors, see above" >&2; exit 1; }
 exit "$status"

@@ -34,13 +34,13 @@ OWN_DATA = "recipes/kaldi/run.sh"
 TINY = [
     "features=fusion260", "corpus.hours=0.08", "corpus.speakers=8", "speed_perturb=[0.9]", "corpus.test_words=120",
     "train.threads=1", "align.mono.iterations=5", "align.tri.iterations=4", "align.tri.realign=[2]",
-    "align.tri.increase_until=3",
-    "align.tri.leaves=150", "align.tri.gaussians=600", "speaker.first_beam=6", "speaker.search.beam=6",
-    "speaker.search.lattice_beam=3", "ivectors.gaussians=16", "ivectors.dim=8", "model.layers=1", "model.cells=32",
-    "model.dropout=0", "train.epochs=3", "train.checkpoint_every=10", "schedule.warmup_batches=5",
-    "schedule.base=0.01", "logger=none", "systems=[mono,sat,nnet]", "mmi.train=true", "mmi.epochs=1",
-    "mmi.windows=[63/63]", "second.train=true", "second.epochs=1", "second.model.layers=1", "decode.search.beam=6",
-    "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]", "log_likelihoods=true", "lm.train.epochs=1",
+    "align.tri.increase_until=3", "align.tri.leaves=150", "align.tri.gaussians=600", "speaker.first_beam=6",
+    "speaker.search.beam=6", "speaker.search.lattice_beam=3", "ivectors.gaussians=16", "ivectors.dim=8",
+    "model.layers=1", "model.cells=32", "model.dropout=0", "train.epochs=3", "train.checkpoint_every=10",
+    "schedule.warmup_batches=5", "schedule.base=0.01", "logger=none", "systems=[mono,sat,nnet]", "mmi.train=true",
+    "mmi.epochs=1", "mmi.windows=[63/63]", "second.train=true", "second.epochs=1", "second.model.layers=1",
+    "decode.search.beam=6", "decode.search.lattice_beam=3", "decode.lm_weights=[8,12]", "log_likelihoods=true",
+    "lm.train.epochs=1",
 ]  # fmt: skip
 
 
