@@ -20,7 +20,7 @@ settings.register_profile("untimed", deadline=None)  # the first example may com
 settings.load_profile("untimed")
 
 
-# what takes longest and is covered elsewhere too, in parts or by scripts/soak
+# end-to-end tests and others of many seconds, which a slow machine may not reach before TESTS_UNTIL
 LAST = {
     "test_any_model.py", "test_api.py", "test_disk.py", "test_extend.py", "test_gpu_check.py", "test_hosts.py",
     "test_kaldi_recipe.py", "test_overrides.py", "test_page.py", "test_slurm.py", "test_swbd.py", "test_sweeps.py",
@@ -29,15 +29,15 @@ LAST = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the longest first, so that all processes are busy to the end, and last what a slow machine leaves out."""
+    """Puts the recipe first, whose fixture takes longest of all, and `LAST` last."""
     items.sort(key=lambda item: (item.path.name != "test_recipe.py") + (item.path.name in LAST))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Skips what has not begun by TESTS_UNTIL (seconds since 1970), which .ci/run sets for machines half as fast."""
+    """Skips tests that begin after TESTS_UNTIL (seconds since 1970), which .ci/run sets."""
     if time.time() > float(os.environ.get("TESTS_UNTIL", "inf")):
-        pytest.skip("the time that .ci/run has is over; scripts/test.sh has no limit")
+        pytest.skip("TESTS_UNTIL is over; scripts/test.sh runs all tests")
 
 
 @pytest.fixture(autouse=True, scope="session")  # before fixtures of a module that launch teams

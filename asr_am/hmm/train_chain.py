@@ -126,9 +126,9 @@ def chain_labels(
     converted_N = np.zeros_like(labels_N)
     for (first, end), runs in zip(frames.ranges(), range_runs(labels_N, frames, old), strict=True):
         contexts_M4, context_R = runs.contexts()
-        labels = [
-            states.label(phone, 0, tree.pdf((left, phone, right), 0)) for left, phone, right, _ in contexts_M4.tolist()
-        ]
+        pdf_M = tree.pdfs(contexts_M4[:, :3], np.zeros(len(contexts_M4), np.int32))
+        pairs = zip(contexts_M4[:, 1].tolist(), pdf_M.tolist(), strict=True)
+        labels = [states.label(phone, 0, pdf) for phone, pdf in pairs]
         label_R = np.array(labels, dtype=labels_N.dtype)[context_R]
         rows = frames.rows(first, end)
         converted_N[rows][labels_N[rows] > 0] = np.repeat(states.loop_label_L[label_R - 1], runs.length_R)

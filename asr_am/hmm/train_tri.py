@@ -130,9 +130,10 @@ def convert_labels(
     converted_N = np.zeros_like(labels_N)
     for (first, end), runs in zip(frames.ranges(), range_runs(labels_N, frames, old_states), strict=True):
         contexts_M4, context_R = runs.contexts()
+        pdf_M = tree.pdfs(contexts_M4[:, :3], contexts_M4[:, 3])
         labels = [
-            states.label(phone, state, tree.pdf((left, phone, right), state))
-            for left, phone, right, state in contexts_M4.tolist()
+            states.label(phone, state, pdf)
+            for (phone, state), pdf in zip(contexts_M4[:, [1, 3]].tolist(), pdf_M.tolist(), strict=True)
         ]
         rows = frames.rows(first, end)
         new_R = np.array(labels, dtype=labels_N.dtype)[context_R]
@@ -142,8 +143,7 @@ def convert_labels(
 
 def gaussians_of_leaves(stats: TreeStats, tree: DecisionTree, background: DiagGmms, floor_D: np.ndarray) -> DiagGmms:
     """Returns one Gaussian per leaf from the tree statistics. Leaves without data take the background's."""
-    keys = zip(stats.windows_M3.tolist(), stats.state_M.tolist(), strict=True)
-    pdf_M = np.array([tree.pdf(tuple(window), state) for window, state in keys])
+    pdf_M = tree.pdfs(stats.windows_M3, stats.state_M)
     sums_PF = np.zeros((tree.num_pdfs, stats.sums_MF.shape[1]))
     np.add.at(sums_PF, pdf_M, stats.sums_MF)
     count_P1 = np.maximum(sums_PF[:, :1], 1e-10)

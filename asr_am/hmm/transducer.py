@@ -6,7 +6,8 @@ topologies are left to right without skips, so Kaldi's transition-scale (which w
 no effect, and self-loop-scale weighs self-loop and exit alike.
 
 Shapes: A arcs, L graph labels, S states, W context windows and disambiguation symbols, M windows of C phones, K states
-of the longest phone, H distinct HMMs, N new labels.
+of the longest phone, Q pairs of a window and a state, U distinct triples of phone, state and pdf, H distinct HMMs, N
+new labels.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def window_labels(windows_MC: np.ndarray, states: StateTable, tree: Tree) -> np.
     phones, phone_M = np.unique(centre_M, return_inverse=True)
     count_M = np.array([states.states_P[phone] for phone in phones.tolist()], np.int32)[phone_M]
     most = max(states.states_P.values())
-    row_N, state_N = np.nonzero(np.arange(most) < count_M[:, None])
-    pdf_N = tree.pdfs(windows_MC[row_N], state_N)
-    triples, triple_N = np.unique((centre_M[row_N] * most + state_N) << 32 | pdf_N, return_inverse=True)
+    row_Q, state_Q = np.nonzero(np.arange(most) < count_M[:, None])
+    pdf_Q = tree.pdfs(windows_MC[row_Q], state_Q)
+    triples, triple_Q = np.unique((centre_M[row_Q] * most + state_Q) << 32 | pdf_Q, return_inverse=True)
     triples_U3 = np.stack([*np.divmod(triples >> 32, most), triples & 0xFFFFFFFF], axis=1)
     labels = [states.label(phone, state, pdf) for phone, state, pdf in triples_U3.tolist()]
     labels_MK = np.zeros((len(windows_MC), most), np.int32)
-    labels_MK[row_N, state_N] = np.array(labels, np.int32)[triple_N]
+    labels_MK[row_Q, state_Q] = np.array(labels, np.int32)[triple_Q]
     return labels_MK
 
 

@@ -92,7 +92,7 @@ class DecisionTree:
         rows = np.flatnonzero(node_M >= 0)
         while rows.size:
             node = node_M[rows]
-            yes = flat.asks_NP[node, windows_MC[rows, flat.position_N[node]]]
+            yes = flat.yes_NP[node, windows_MC[rows, flat.position_N[node]]]
             node_M[rows] = np.where(yes, flat.yes_N[node], flat.no_N[node])
             rows = rows[node_M[rows] >= 0]
         return ~node_M
@@ -134,20 +134,20 @@ NO_NODE = np.iinfo(np.int32).min
 
 @dataclass(frozen=True)
 class FlatTrees:
-    """Trees as arrays, so that many windows descend at once. A node is the number of a question, or ~pdf of a leaf.
+    """All trees as arrays, to look up many windows at once. A node is the number of a question, or ~pdf for a leaf.
 
     Shapes: P phones, K states, N questions.
 
     Attributes:
-        first_PK: the node at which the tree of a state begins, NO_NODE where there is none.
-        position_N: the position that a question is about.
-        asks_NP: True where the answer is yes.
-        yes_N, no_N: the node that follows.
+        first_PK: the first node of the tree of each phone's state, NO_NODE where there is none.
+        position_N: the position in the window that a question is about.
+        yes_NP: whether the answer is yes for a phone at that position.
+        yes_N, no_N: the node after that answer.
     """
 
     first_PK: np.ndarray
     position_N: np.ndarray
-    asks_NP: np.ndarray
+    yes_NP: np.ndarray
     yes_N: np.ndarray
     no_N: np.ndarray
 
@@ -165,12 +165,12 @@ class FlatTrees:
         first_PK = np.full((num_phones, max(len(root.states) for root in roots)), NO_NODE, np.int32)
         for root in roots:
             first_PK[list(root.phones), : len(root.states)] = [number(node) for node in root.states]
-        asks_NP = np.zeros((len(questions), num_phones), bool)
-        for (question, _, _), asks_P in zip(questions, asks_NP, strict=True):
-            asks_P[[phone for phone in question.phones if phone < num_phones]] = True
+        yes_NP = np.zeros((len(questions), num_phones), bool)
+        for (question, _, _), yes_P in zip(questions, yes_NP, strict=True):
+            yes_P[[phone for phone in question.phones if phone < num_phones]] = True
         rows_N3 = np.array([(question.position, yes, no) for question, yes, no in questions], np.int32).reshape(-1, 3)
         position_N, yes_N, no_N = rows_N3.T
-        return cls(first_PK, position_N, asks_NP, yes_N, no_N)
+        return cls(first_PK, position_N, yes_NP, yes_N, no_N)
 
 
 def monophone_tree(roots: Sequence[Sequence[int]], states_P: Mapping[int, int]) -> DecisionTree:

@@ -64,7 +64,7 @@ def save(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
     save_png(figure, path)
-    figure.set_layout_engine("none")  # the layout of the PNG, which takes a third of the time
+    figure.set_layout_engine("none")  # keeps that of the PNG: laying out takes a third of the time
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):  # the same bytes for the same figure
         _write(figure, path.with_suffix(".svg"), {"Date": None}, transparent=True)
 

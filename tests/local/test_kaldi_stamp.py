@@ -12,8 +12,6 @@ from local.kaldi.prepare import prepare
 from tests.support.configurations import config
 from tests.support.kaldi_corpus import LEXICON, RATE, edit, noise, write_kaldi_dir
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

@@ -10,8 +10,6 @@ from asr_am.stages.data import copy_speeds, targets
 from asr_am.stages.resolvers import row_for_hours
 from tests.support.configurations import config
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
-
 
 def config_of(exp: Path, *overrides: str) -> DictConfig:
     return config("corpus=kaldi", "corpus.name=mine", f"exp={exp}", *overrides)

@@ -23,14 +23,14 @@ STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train", "decod
 def config(*overrides: str) -> DictConfig:
     """Returns the configuration with `overrides`.
 
-    Composing takes 0.2 s, so those that give a value to an existing option (model.layers=2) are set in a copy.
+    Composing takes 0.2 to 0.4 s, so it is done once for each choice of groups. Single values (model.layers=2) are then
+    set in a copy.
     """
     groups, settings = [], []
     for override in overrides:
         key = override.partition("=")[0]
         (groups if key[0] in "+~" or "@" in key or (CONF / key).is_dir() else settings).append(override)
     cfg = copy.deepcopy(composed(*groups))
-    OmegaConf.set_struct(cfg, True)
     for setting in OverridesParser.create().parse_overrides(settings):
         OmegaConf.update(cfg, setting.key_or_group, setting.value())
     return cfg

@@ -30,7 +30,6 @@ from asr_am.train.wandb_segments import messages
 from tests.support.configurations import config
 from tests.support.egs_examples import write_examples
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 TINY = (
     "corpus.name=toy", "model.layers=1", "model.cells=8", "model.projection=4", "train.epochs=2", "train.batch_size=8",
     "train.threads=1", "train.device=cpu", "train.report_every=1", "run=first",
