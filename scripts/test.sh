@@ -10,6 +10,7 @@ export OMP_NUM_THREADS=1                   # one arithmetic thread per worker: m
 .venv/bin/mypy &                           # beside the tests, which wait for other processes now and then
 types=$!
 status=0
-.venv/bin/pytest -n 3 --dist worksteal "$@" || status=$?
+# by files in the order of tests/conftest.py, so that a fixture of a module is made once
+.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || status=$?
 wait "$types" || { echo "test: mypy found errors, see above" >&2; exit 1; }
 exit "$status"
