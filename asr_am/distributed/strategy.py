@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +56,12 @@ class Strategy(ABC):
         fault_tolerant: the others continue without a learner that died. Otherwise all start again after its death.
         equal_replicas: all learners have the same state after every step, but for counts and `residuals`. A step that
             raises LearnerLost leaves that state as it was before the step.
-        equal_blocks: all learners have the same model after each block of steps (`block_ended`), but for the optimizer,
-            counts and `residuals`.
+        equal_blocks: all learners have the same model after each block of one or more steps, but for counts and
+            `residuals`.
         residuals: names in `state_dict` of what each learner has for itself and a restarted one begins anew, where
             replicas or blocks are equal.
+        at_block_end: called, where blocks are equal, when the last completed step has ended a block and `state_dict` is
+            that after it. Does nothing until the training loop replaces it.
         params: flat weights and gradient of this learner's model.
         optimizer: the update rule.
         team: this learner's end of the team.
@@ -80,6 +82,7 @@ class Strategy(ABC):
         self.num_weights = len(params)
         self.staleness: Counter[int] = Counter()
         self.metrics: Counter[str] = Counter()
+        self.at_block_end: Callable[[], None] = lambda: None
 
     @classmethod
     def is_synchronous(cls, options: Mapping[str, Any]) -> bool:
@@ -117,11 +120,6 @@ class Strategy(ABC):
         Returns:
             The result of the batch, None if the segment has no data left.
         """
-
-    @property
-    def block_ended(self) -> bool:
-        """Returns whether the last step was the last of a block, where blocks are equal."""
-        return False
 
     def drain(self) -> None:  # noqa: B027
         """Completes everything under way after the last batch of a segment (see `team`: drained)."""
@@ -194,7 +192,7 @@ class Strategy(ABC):
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         """Returns a state for a learner that died, made of those of the others after the same step.
 
-        Replicas are equal, or a block has ended. Residuals begin at 0.
+        Replicas are equal, or a block has ended. Residuals begin at 0, but an optimizer at the mean of those of all.
 
         Args:
             rank: of the learner.
@@ -204,7 +202,14 @@ class Strategy(ABC):
             ValueError: none of them has what the learner needs.
         """
         other = states[min(states)]
-        return {**other, **{name: torch.zeros_like(other[name]) for name in self.residuals}}
+        own = {name: torch.zeros_like(other[name]) for name in self.residuals if name != "optimizer"}
+        if "optimizer" in self.residuals:
+            own["optimizer"] = mean_state([state["optimizer"] for state in states.values()])
+        return {**other, **own}
+
+    def model_of(self, state: Mapping[str, Any]) -> Tensor:
+        """Returns the weights [N] of the model that all have, where replicas are equal or a block has ended."""
+        return cast(Tensor, state["weights"])
 
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027
         """Takes from the checkpoint what another rank had and this one has now. Called after `load_state_dict`.

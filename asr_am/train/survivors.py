@@ -4,8 +4,9 @@ A strategy with equal replicas changes weights, optimizer and residuals only aft
 interrupts a step so leaves a survivor with its state after the step before. It saves that, with what it has done since
 the checkpoint. The leader of the next team makes a checkpoint of these files, as if the segment had ended there.
 
-Learners that train apart for a block of steps have the same model at its end only. Each then copies its state, and as a
-survivor saves the copy. The steps since are done again, and counted as `steps repeated`.
+Other learners have the same model at the end of a block of steps only, which may be one step. Each then copies its
+state, unless the last copy is only some steps older, and as a survivor saves the copy. The steps since are done again,
+and counted as `steps repeated`.
 
 A survivor may have completed one step or block more than another. The latest that somebody has saved the model of
 counts, as the gradients of all learners are in it. A learner that is dead, or whose state is of another step, continues
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +59,26 @@ def to_save(part: Part, equal_replicas: bool, leases: RoundRobinLeases, team: Te
     }  # fmt: skip
 
 
+def copied(state: Any, memory: Any) -> Any:
+    """Returns a copy of a nested state. Its tensors take the place of those of `memory`, an earlier copy, if they fit.
+
+    Fresh memory would take ten times as long to copy to.
+    """
+    if isinstance(state, Tensor):
+        if isinstance(memory, Tensor) and (memory.shape, memory.dtype, memory.device) == (
+            state.shape, state.dtype, state.device
+        ):  # fmt: skip
+            return memory.copy_(state)
+        return state.clone()
+    if isinstance(state, dict):
+        known = memory if isinstance(memory, dict) else {}
+        return {name: copied(value, known.get(name)) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        parts = memory if isinstance(memory, list | tuple) else []
+        return type(state)(copied(value, part) for value, part in zip_longest(state, parts[: len(state)]))
+    return state
+
+
 class Survivors(NamedTuple):
     """The survivors that have completed the same number of steps of a segment.
 
@@ -64,13 +86,13 @@ class Survivors(NamedTuple):
         learners: number of learners of the team.
         steps: completed steps.
         saved: by rank, what they have saved.
-        replica: weights and optimizer, of one of them.
+        state: the strategy's, of one of them, with weights and optimizer.
     """
 
     learners: int
     steps: int
     saved: dict[int, Saved]
-    replica: dict[str, Any]
+    state: dict[str, Any]
 
     @classmethod
     def of(cls, found: Mapping[int, Saved]) -> Survivors | None:
@@ -80,8 +102,7 @@ class Survivors(NamedTuple):
             return None
         last = max(replicas, key=lambda saved: saved["steps"])
         of_last = {rank: saved for rank, saved in found.items() if saved["steps"] == last["steps"]}
-        replica = {name: last["part"]["strategy"][name] for name in REPLICA}
-        return cls(last["learners"], last["steps"], of_last, replica)
+        return cls(last["learners"], last["steps"], of_last, last["part"]["strategy"])
 
     @property
     def lost(self) -> set[int]:
@@ -140,7 +161,7 @@ class Survivors(NamedTuple):
                 state = {**state, "counts": counts}
             if strategy.equal_replicas:
                 state = {name: value for name, value in state.items() if name not in REPLICA}
-                state |= self.replica if rank == 0 else {}
+                state |= {name: self.state[name] for name in REPLICA} if rank == 0 else {}
             yield rank, {**part, "strategy": state, "statistics": statistics}
 
     def _part_of_lost(self, rank: int, strategy: Strategy, former: Mapping[int, Part]) -> Part:
@@ -148,7 +169,8 @@ class Survivors(NamedTuple):
         part = next(iter(self.saved.values()))["part"]
         state = strategy.state_of_lost(rank, {other: saved["part"]["strategy"] for other, saved in self.saved.items()})
         continued = [part for number, part in former.items() if number % self.learners == rank]  # as in `merged_part`
-        counts, staleness, usage = Counter[str](), Counter({0: self.steps}), CommStats()
+        stale = max(part["strategy"]["staleness"], default=0)  # of hybrid 1 after its first step, of others 0
+        counts, staleness, usage = Counter[str](), Counter({stale: self.steps}), CommStats()
         for counted in continued:
             counts.update(counted["strategy"]["counts"])
             staleness.update(counted["strategy"]["staleness"])

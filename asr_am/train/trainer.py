@@ -15,7 +15,6 @@ One learner, the leader, writes the files of the run (`leadership`).
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -60,7 +59,7 @@ from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.step_reports import StepReports, require_finite
-from asr_am.train.survivors import Saved, Survivors, survives_losses, to_save
+from asr_am.train.survivors import Saved, Survivors, copied, survives_losses, to_save
 from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions, cores
 from asr_am.train.trainable import Plan, Trainable, running_statistics
@@ -68,6 +67,7 @@ from asr_am.train.trainable import Plan, Trainable, running_statistics
 log = logging.getLogger(__name__)
 CHECK_SECONDS = 1.0  # between two times that a synchronous team asks whether one of it is to end
 FIRST_STEPS = 5  # between them in the first segment
+STEPS_BETWEEN_COPIES = 5  # so that they cost little: a copy moves about as much memory as an update
 REL_TOL = 1e-6  # relative difference of sums that are only added in another order, or by another kind of CPU
 
 
@@ -144,7 +144,8 @@ class Trainer:
         self.leadership = Leadership(team, self.checkpoints.terms, self._take_over)
         self._reports = StepReports(setup, team, self.strategy, self.leadership, self.checkpoints)
         self._saves_steps = self.checkpoints.on_disk and survives_losses(self.strategy, team)
-        self._after_block: Saved | None = None  # state after the last block of this segment
+        self._after_block: Saved | None = None  # a copy of the state after a block of this segment
+        self._copy_memory: Saved | None = None  # for the next copy
         self._rejoined = not team.rejoins
         self._steps_between_checks, self._steps_unchecked = 1 if team.size == 1 else FIRST_STEPS, 0
 
@@ -243,8 +244,8 @@ class Trainer:
         self._open_log(self.run_log.metrics_bytes(kept, progress.updates))
         if end == len(plan):
             self._set_statistics(survivors.statistics())
-            weights, metrics = survivors.replica["weights"], metrics_of_parts(parts, self.team.incarnation)
-            loss, error = self._validate(weights, metrics)
+            model, metrics = self.strategy.model_of(survivors.state), metrics_of_parts(parts, self.team.incarnation)
+            loss, error = self._validate(model, metrics)
             require_finite(loss, self.setup, progress, self.checkpoints)
             self.progress = self._after_epoch(loss, error, metrics)
         self._commit(record, sorted(parts))
@@ -340,6 +341,8 @@ class Trainer:
         self._reports.begin(progress)
         gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
         self._after_block = None
+        if self.strategy.equal_blocks and self._saves_steps:
+            self.strategy.at_block_end = lambda: self._copy_after_block(leases, team.now() - begin)
         with team.sigterm_as_loss() if self._saves_steps else nullcontext():
             try:
                 stops = self._do_steps(gradients, leases, begin)
@@ -360,15 +363,12 @@ class Trainer:
         Returns:
             True if it was cut short, as the run is to end.
         """
-        keeps_blocks = self.strategy.equal_blocks and self._saves_steps
         gradient = self.team.timed(gradients) if self.team.rank < self.learners else no_gradient
         batches = self.progress.batches_per_learner.get(self.team.rank, 0)
         steps, stops = 0, False
         while (step_result := self.strategy.step(gradient)) is not None:
             leases.complete(step_result)
             batches += step_result.lease.batch is not None
-            if keeps_blocks and self.strategy.block_ended and isinstance(leases, RoundRobinLeases):
-                self._after_block = copy.deepcopy(self._as_survivor(leases, self.team.now() - begin))
             self._reports.show(batches)
             self._reports.write(step_result, leases)
             steps += 1
@@ -377,6 +377,14 @@ class Trainer:
                 gradients.stop()
         self.strategy.drain()
         return stops
+
+    def _copy_after_block(self, leases: Leases, seconds: float) -> None:
+        """Copies the state, in which a block has ended, unless the last copy is only some steps older."""
+        assert isinstance(leases, RoundRobinLeases)
+        last = self._after_block["steps"] if self._after_block else 0
+        if leases.steps >= last + STEPS_BETWEEN_COPIES:
+            self._after_block = None  # a signal may interrupt the copying
+            self._after_block = self._copy_memory = copied(self._as_survivor(leases, seconds), self._copy_memory)
 
     def _as_survivor(self, leases: RoundRobinLeases, seconds: float) -> Saved:
         return to_save(self._part(), self.strategy.equal_replicas, leases, self.team, seconds)

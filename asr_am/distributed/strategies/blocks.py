@@ -85,6 +85,7 @@ class BlockStrategy(Strategy):
         self._rounds = not torch.equal(team.as_sent(third), third)  # what is sent has 16 bits
 
     def step(self, gradient: GradientFn) -> StepResult | None:
+        self._report_block_end()
         step_result = self._inner.step(gradient)
         if step_result is None:
             return None
@@ -143,12 +144,13 @@ class BlockStrategy(Strategy):
                 self.team.start_all_reduce_mean(velocity).wait()
         self.metrics["blocks"] += 1
 
-    @property
-    def block_ended(self) -> bool:
-        return self.equal_blocks and self._steps == 0
+    def _report_block_end(self) -> None:
+        if self._steps == 0:
+            self.at_block_end()
 
     def drain(self) -> None:
         self._inner.drain()
+        self._report_block_end()
 
     def consensus(self) -> Tensor:
         """Returns the mean [N] of the learners' weights, also in the middle of a block."""

@@ -59,7 +59,6 @@ class Gtc(Strategy):
     """
 
     name = "gtc"
-    residuals = ("residual",)
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team,
@@ -73,11 +72,13 @@ class Gtc(Strategy):
         self._dense_above = 2 / self.team.size if dense_above is None else dense_above
         ends = [*range(bucket, len(params), bucket), len(params)]
         self._buckets = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-        self.equal_replicas = not self._momentum_first  # else each learner has momentum of its own
+        self.equal_replicas, self.equal_blocks = not self._momentum_first, self._momentum_first
+        self.residuals = ("residual", "optimizer") if self._momentum_first else ("residual",)
         self.residual = torch.zeros_like(params.w) if self.team.size > 1 else params.w.new_empty(0)
         self._next = self.residual if self._momentum_first else torch.empty_like(self.residual)  # after this step
 
     def step(self, gradient: GradientFn) -> StepResult | None:
+        self.at_block_end()
         step_result = gradient(None)  # g_i = calGrad(W)
         if step_result is None:
             return None
@@ -144,6 +145,9 @@ class Gtc(Strategy):
         """Adapts τ, equally at all learners of the group: `density` is their mean."""
         if self._density is not None:
             self._tau *= THRESHOLD_FACTOR if density > self._density else 1 / THRESHOLD_FACTOR
+
+    def drain(self) -> None:
+        self.at_block_end()
 
     def consensus(self) -> Tensor:
         self._report()

@@ -16,7 +16,8 @@ which is one chain of weights with staleness 1 (for a linear u: SGD, momentum).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -34,6 +35,7 @@ class Hybrid(Strategy):
     """
 
     name = "hybrid"
+    equal_blocks, residuals = True, ("optimizer",)
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         super().__init__(params, optimizer, team)
@@ -45,7 +47,7 @@ class Hybrid(Strategy):
         step_result = gradient(None)  # g_t = calGrad(A_{t-1})
         if step_result is None:
             return None
-        self._pending.wait()
+        self.drain()
         self.params.w.copy_(self._pushed)  # A_t = pull_weights(), where the next gradient is taken
         self.optimizer.step(self._pushed)  # W'_t = apply(A_t, g_t)
         self._pending = self.team.start_all_reduce_mean(self._pushed)  # push_weights(W'_t)
@@ -55,12 +57,16 @@ class Hybrid(Strategy):
 
     def drain(self) -> None:
         self._pending.wait()
+        self.at_block_end()  # A_{t+1} is known, and nothing of the next step
 
     def replica(self) -> Tensor:
         return self._pushed
 
     def consensus(self) -> Tensor:
         return self.replica()
+
+    def model_of(self, state: Mapping[str, Any]) -> Tensor:
+        return cast(Tensor, state["pushed"])
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "pushed": self._pushed, "steps": self._steps}

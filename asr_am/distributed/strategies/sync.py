@@ -43,7 +43,8 @@ class Sync(Strategy):
             raise InputError(f"strategy.form={form}: must be gradients or weights")
         super().__init__(params, optimizer, team)
         self._average_weights, self._overlap = form == "weights", overlap
-        self.equal_replicas = form == "gradients"  # else each learner has momentum of its own
+        self.equal_replicas, self.equal_blocks = form == "gradients", form == "weights"
+        self.residuals = () if self.equal_replicas else ("optimizer",)  # each learner has momentum of its own
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = self._step_weights(gradient) if self._average_weights else self._step_gradients(gradient)
@@ -69,9 +70,13 @@ class Sync(Strategy):
         return step_result
 
     def _step_weights(self, gradient: GradientFn) -> StepResult | None:
+        self.at_block_end()
         step_result = gradient(None)  # g_i = calGrad(W)
         if step_result is None:
             return None
         self.optimizer.step()  # W_i' = apply(W, g_i)
         self.team.start_all_reduce_mean(self.params.w).wait()  # W = allreduce(W_i') / λ
         return step_result
+
+    def drain(self) -> None:
+        self.at_block_end()
