@@ -15,8 +15,10 @@ with what another one has. Its residual is lost, and counted as `residuals lost`
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -24,39 +26,96 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asr_am.distributed.leases import Completion, LossSums, RoundRobinLeases, Segment, SegmentRecord, completions_of
+from asr_am.distributed.leases import (
+    Completion,
+    Leases,
+    LossSums,
+    RoundRobinLeases,
+    Segment,
+    SegmentRecord,
+    completions_of,
+)
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import CommStats, Team
+from asr_am.errors import InputError
+from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.comm_metrics import comm_stats_to_dict, load_comm_stats
 from asr_am.train.resume import REPLICA
 
 Part = dict[str, Any]  # of a checkpoint: what one learner saves
 Saved = dict[str, Any]  # what one survivor saves
 COPIES = 2  # learners of each host that save the replica
+STEPS_BETWEEN_COPIES = 5  # so that they cost little: a copy moves about as much memory as an update
+log = logging.getLogger(__name__)
 
 
-def survives_losses(strategy: Strategy, team: Team) -> bool:
-    """Returns whether the others know their state after the last completed step or block when a learner is lost."""
-    equal = strategy.equal_replicas or strategy.equal_blocks
-    return strategy.synchronous and equal and team.waits_on_host and team.size > 1
-
-
-def to_save(part: Part, equal_replicas: bool, leases: RoundRobinLeases, team: Team, seconds: float) -> Saved:
-    """Returns what a survivor saves.
+class Survivor:
+    """This learner, as it may survive the loss of another one.
 
     Args:
-        part: its part of a checkpoint, with its replica.
-        equal_replicas: so that only some learners need to save it.
-        leases: its leases of the segment that was interrupted.
-        seconds: duration of the segment so far.
+        strategy: its strategy.
+        team: its end of the team.
+        checkpoints: where it saves its state.
+        part: returns its part of a checkpoint, with its replica.
+
+    Attributes:
+        saves: it knows its state after the last completed step or block when another learner is lost.
     """
-    hosts, strategy = team.hosts, part["strategy"]
-    if equal_replicas and sum(hosts[rank] == hosts[team.rank] for rank in range(team.rank)) >= COPIES:
-        strategy = {name: value for name, value in strategy.items() if name not in REPLICA}
-    return {
-        "part": {**part, "strategy": strategy}, "learners": team.size, "steps": leases.steps, "seconds": seconds,
-        "done": leases.own_rows(), "totals": list(astuple(leases.own_totals())), "repeated": 0,
-    }  # fmt: skip
+
+    def __init__(self, strategy: Strategy, team: Team, checkpoints: Checkpoints, part: Callable[[], Part]) -> None:
+        self._strategy, self._team, self._checkpoints, self._part = strategy, team, checkpoints, part
+        equal = strategy.equal_replicas or strategy.equal_blocks
+        known = strategy.synchronous and equal and team.waits_on_host and team.size > 1
+        self.saves = known and checkpoints.on_disk
+        self._after_block: Saved | None = None  # a copy of the state after a block of this segment
+        self._memory: Saved | None = None  # of the last copy, for the next one
+
+    def begin(self, leases: Leases, updates: int) -> None:
+        """Begins a segment.
+
+        Args:
+            leases: its leases.
+            updates: those before.
+        """
+        if not self.saves:
+            return
+        assert isinstance(leases, RoundRobinLeases)
+        self._leases, self._updates, self._begin = leases, updates, self._team.now()
+        self._after_block = None
+        if self._strategy.equal_blocks:
+            self._strategy.at_block_end = self._copy
+
+    def _copy(self) -> None:
+        """Copies the state, in which a block has ended, unless the last copy is only some steps older."""
+        last = self._after_block["steps"] if self._after_block else 0
+        if self._leases.steps >= last + STEPS_BETWEEN_COPIES:
+            self._after_block = None  # a signal may interrupt the copying
+            self._after_block = self._memory = copied(self._to_save(), self._memory)
+
+    def _to_save(self) -> Saved:
+        part, leases, team = self._part(), self._leases, self._team
+        state, hosts = part["strategy"], team.hosts
+        others = sum(hosts[rank] == hosts[team.rank] for rank in range(team.rank))
+        if self._strategy.equal_replicas and others >= COPIES:
+            state = {name: value for name, value in state.items() if name not in REPLICA}
+        return {
+            "part": {**part, "strategy": state}, "learners": team.size, "steps": leases.steps,
+            "seconds": team.now() - self._begin, "done": leases.own_rows(),
+            "totals": list(astuple(leases.own_totals())), "repeated": 0,
+        }  # fmt: skip
+
+    def save(self) -> None:
+        """Saves the state after the last completed step or block: another learner was lost in the next one."""
+        if not self.saves:
+            return
+        try:
+            saved = self._after_block if self._strategy.equal_blocks else self._to_save()
+            if saved is None or not saved["steps"] or not math.isfinite(saved["totals"][0]):
+                return
+            saved["repeated"] = self._leases.steps - saved["steps"]
+            self._checkpoints.save_survivor(self._updates, self._team.rank, saved)
+        except (InputError, OSError) as problem:
+            log.warning("learner %d cannot save its steps since the last checkpoint: %s", self._team.rank, problem)
 
 
 def copied(state: Any, memory: Any) -> Any:

@@ -33,7 +33,6 @@ from asr_am.distributed.leases import (
     LearnerLost,
     Leases,
     LossSums,
-    RoundRobinLeases,
     Segment,
     SegmentRecord,
     ServerRecord,
@@ -59,7 +58,7 @@ from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.step_reports import StepReports, require_finite
-from asr_am.train.survivors import Saved, Survivors, copied, survives_losses, to_save
+from asr_am.train.survivors import Survivor, Survivors
 from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions, cores
 from asr_am.train.trainable import Plan, Trainable, running_statistics
@@ -67,7 +66,6 @@ from asr_am.train.trainable import Plan, Trainable, running_statistics
 log = logging.getLogger(__name__)
 CHECK_SECONDS = 1.0  # between two times that a synchronous team asks whether one of it is to end
 FIRST_STEPS = 5  # between them in the first segment
-STEPS_BETWEEN_COPIES = 5  # so that they cost little: a copy moves about as much memory as an update
 REL_TOL = 1e-6  # relative difference of sums that are only added in another order, or by another kind of CPU
 
 
@@ -143,9 +141,7 @@ class Trainer:
         self.progress = TrainProgress().with_learners(self.learners)
         self.leadership = Leadership(team, self.checkpoints.terms, self._take_over)
         self._reports = StepReports(setup, team, self.strategy, self.leadership, self.checkpoints)
-        self._saves_steps = self.checkpoints.on_disk and survives_losses(self.strategy, team)
-        self._after_block: Saved | None = None  # a copy of the state after a block of this segment
-        self._copy_memory: Saved | None = None  # for the next copy
+        self._survivor = Survivor(self.strategy, team, self.checkpoints, self._part)
         self._rejoined = not team.rejoins
         self._steps_between_checks, self._steps_unchecked = 1 if team.size == 1 else FIRST_STEPS, 0
 
@@ -331,7 +327,7 @@ class Trainer:
     def _do_segment(self, schedule: Schedule) -> None:
         """Trains up to the next checkpoint, or to the end of the epoch."""
         progress, team, plan = self.progress, self.team, self.setup.plan(self.progress.epoch)
-        segment, updates = self._segment(plan, self._next_end(plan)), progress.updates
+        segment = self._segment(plan, self._next_end(plan))
         leases = team.leases(segment, self.strategy.synchronous)
         if not self._rejoined:
             self.strategy.rejoin()
@@ -340,10 +336,8 @@ class Trainer:
         begin = team.now()
         self._reports.begin(progress)
         gradients = GradientComputer(self.model_state, plan, leases, schedule, read_ahead=team.clock == "wall")
-        self._after_block = None
-        if self.strategy.equal_blocks and self._saves_steps:
-            self.strategy.at_block_end = lambda: self._copy_after_block(leases, team.now() - begin)
-        with team.sigterm_as_loss() if self._saves_steps else nullcontext():
+        self._survivor.begin(leases, progress.updates)
+        with team.sigterm_as_loss() if self._survivor.saves else nullcontext():
             try:
                 stops = self._do_steps(gradients, leases, begin)
                 record = self._finish_segment(plan, leases, team.now() - begin)
@@ -352,7 +346,7 @@ class Trainer:
                 self._checkpoint(record)
             except Exception as error:
                 if team.is_loss(error):
-                    self._save_as_survivor(leases, updates, team.now() - begin)
+                    self._survivor.save()
                 raise
         if stops or len(record.segment) < len(segment):
             raise Preempted(f"{self.setup.out}: a checkpoint was written, and the same command continues from there")
@@ -377,35 +371,6 @@ class Trainer:
                 gradients.stop()
         self.strategy.drain()
         return stops
-
-    def _copy_after_block(self, leases: Leases, seconds: float) -> None:
-        """Copies the state, in which a block has ended, unless the last copy is only some steps older."""
-        assert isinstance(leases, RoundRobinLeases)
-        last = self._after_block["steps"] if self._after_block else 0
-        if leases.steps >= last + STEPS_BETWEEN_COPIES:
-            self._after_block = None  # a signal may interrupt the copying
-            self._after_block = self._copy_memory = copied(self._as_survivor(leases, seconds), self._copy_memory)
-
-    def _as_survivor(self, leases: RoundRobinLeases, seconds: float) -> Saved:
-        return to_save(self._part(), self.strategy.equal_replicas, leases, self.team, seconds)
-
-    def _save_as_survivor(self, leases: Leases, updates: int, seconds: float) -> None:
-        """Saves the state after the last completed step or block: another learner was lost in the next one.
-
-        Args:
-            updates: those before the segment.
-            seconds: duration of the segment so far.
-        """
-        if not isinstance(leases, RoundRobinLeases) or not self._saves_steps:
-            return
-        try:
-            saved = self._after_block if self.strategy.equal_blocks else self._as_survivor(leases, seconds)
-            if saved is None or not saved["steps"] or not math.isfinite(saved["totals"][0]):
-                return
-            saved["repeated"] = leases.steps - saved["steps"]
-            self.checkpoints.save_survivor(updates, self.team.rank, saved)
-        except (InputError, OSError) as problem:
-            log.warning("learner %d cannot save its steps since the last checkpoint: %s", self.team.rank, problem)
 
     def _is_preempted(self) -> bool:
         """Returns True if this learner has been asked to end, or any of a synchronous team, which agrees on it."""

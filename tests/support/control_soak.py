@@ -49,7 +49,7 @@ from asr_am.egs.loader import Batch, EpochPlan, Loader
 from asr_am.errors import ConnectionLost, InputError
 from asr_am.models.blstm import Blstm, BlstmOptions
 from asr_am.stages.train_worker import report_failure
-from asr_am.train import trainer
+from asr_am.train import survivors
 from asr_am.train.audit import History, audit
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.run_log import RunLog, TrainingBar
@@ -150,7 +150,7 @@ class Scenario:
             self._disk.installed(), mock.patch.object(Checkpoints, "commit", commit_and_note),
             mock.patch.object(Trainer, "_commit_survivors", commit_and_count),
             mock.patch.object(Blstm, "hidden", linear_hidden), note_applied() as applied,
-            mock.patch.object(trainer, "STEPS_BETWEEN_COPIES", 1),  # a segment has two steps
+            mock.patch.object(survivors, "STEPS_BETWEEN_COPIES", 1),  # a segment has two steps
         ):  # fmt: skip
             try:
                 if self.faulty:

@@ -29,7 +29,7 @@ from asr_am.distributed.strategies.topk import Topk
 from asr_am.distributed.team import LearnerLost
 from asr_am.errors import InputError
 from asr_am.models.model_file import load_acoustic_model
-from asr_am.train import checkpoint, trainer
+from asr_am.train import checkpoint, survivors
 from asr_am.train.audit import audit
 from asr_am.train.gradient import GradientComputer
 from asr_am.train.run_setup import RunSetup, StrategyFactory
@@ -80,7 +80,7 @@ def egs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def a_copy_after_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "STEPS_BETWEEN_COPIES", 1)
+    monkeypatch.setattr(survivors, "STEPS_BETWEEN_COPIES", 1)
 
 
 def read(path: Path) -> dict[str, Any]:
