@@ -10,7 +10,8 @@ and counted as `steps repeated`.
 
 A survivor may have completed one step or block more than another. The latest that somebody has saved the model of
 counts, as the gradients of all learners are in it. A learner that is dead, or whose state is of another step, continues
-with what another one has. Its residual is lost, and counted as `residuals lost`.
+with what another one has. Its residual is lost, and counted as `residuals lost`. The mean of the others replaces a
+momentum that is lost. That is near the mean of all while at least half of the learners have theirs (`MOMENTA`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ Part = dict[str, Any]  # of a checkpoint: what one learner saves
 Saved = dict[str, Any]  # what one survivor saves
 COPIES = 2  # learners of each host that save the replica
 STEPS_BETWEEN_COPIES = 5  # so that they cost little: a copy moves about as much memory as an update
+MOMENTA = 0.5  # share of the learners that must have saved their own momentum, else all begin at the checkpoint
 log = logging.getLogger(__name__)
 
 
@@ -154,14 +156,22 @@ class Survivors(NamedTuple):
     state: dict[str, Any]
 
     @classmethod
-    def of(cls, found: Mapping[int, Saved]) -> Survivors | None:
-        """Returns those of `found`, which are of one launch, by rank. None: none of them has saved the replica."""
+    def of(cls, found: Mapping[int, Saved], share: float = 0.0) -> Survivors | None:
+        """Returns those that are furthest.
+
+        Args:
+            found: what survivors of one launch have saved, by rank.
+            share: of the learners that must have saved their state after the same step.
+
+        Returns:
+            None if too few have, or none of them the replica.
+        """
         replicas = [saved for saved in found.values() if saved["part"]["strategy"].keys() >= REPLICA]
-        if not replicas:
-            return None
-        last = max(replicas, key=lambda saved: saved["steps"])
-        of_last = {rank: saved for rank, saved in found.items() if saved["steps"] == last["steps"]}
-        return cls(last["learners"], last["steps"], of_last, last["part"]["strategy"])
+        for last in sorted(replicas, key=lambda saved: -saved["steps"]):
+            alike = {rank: saved for rank, saved in found.items() if saved["steps"] == last["steps"]}
+            if len(alike) >= share * last["learners"]:
+                return cls(last["learners"], last["steps"], alike, last["part"]["strategy"])
+        return None
 
     @property
     def lost(self) -> set[int]:

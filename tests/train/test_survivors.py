@@ -371,6 +371,15 @@ def test_the_latest_step_with_a_replica_counts() -> None:
     assert (totals.loss, totals.correct, totals.frames, totals.batches) == (18.0, 9.0, 90.0, 9)
 
 
+def test_half_of_the_learners_must_know_their_momentum() -> None:
+    ahead, behind = saved(3, learners=4), {rank: saved(2, rank=rank, learners=4) for rank in (1, 2)}
+    found = Survivors.of({0: ahead, **behind}, share=0.5)
+    assert found is not None and (found.steps, set(found.saved)) == (2, {1, 2})
+    found = Survivors.of({0: ahead, **behind})
+    assert found is not None and (found.steps, set(found.saved)) == (3, {0})
+    assert Survivors.of({0: ahead, 1: behind[1]}, share=0.5) is None
+
+
 @pytest.mark.parametrize("found", [{}, {0: saved(2, replica=False)}])
 def test_without_a_replica_nothing_is_kept(found: dict[int, dict[str, Any]]) -> None:
     assert Survivors.of(found) is None
