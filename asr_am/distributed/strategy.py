@@ -192,7 +192,8 @@ class Strategy(ABC):
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         """Returns a state for a learner that died, made of those of the others after the same step.
 
-        Replicas are equal, or a block has ended. Residuals begin at 0, but an optimizer at the mean of those of all.
+        Replicas are equal, or a block has ended. Residuals begin at 0. If `optimizer` is among them, it begins at the
+        mean of the others.
 
         Args:
             rank: of the learner.
@@ -208,7 +209,7 @@ class Strategy(ABC):
         return {**other, **own}
 
     def model_of(self, state: Mapping[str, Any]) -> Tensor:
-        """Returns the weights [N] of the model that all have, where replicas are equal or a block has ended."""
+        """Returns the weights [N] of the common model in a state, where replicas are equal or a block has ended."""
         return cast(Tensor, state["weights"])
 
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027

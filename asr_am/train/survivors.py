@@ -47,7 +47,7 @@ Part = dict[str, Any]  # of a checkpoint: what one learner saves
 Saved = dict[str, Any]  # what one survivor saves
 COPIES = 2  # learners of each host that save the replica
 STEPS_BETWEEN_COPIES = 5  # so that they cost little: a copy moves about as much memory as an update
-MOMENTA = 0.5  # share of the learners that must have saved their own momentum, else all begin at the checkpoint
+MOMENTA = 0.5  # share of the learners that must have saved their own momentum, else the last checkpoint counts
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ class Survivor:
         part: returns its part of a checkpoint, with its replica.
 
     Attributes:
-        saves: it knows its state after the last completed step or block when another learner is lost.
+        saves: when another learner is lost, it can save its state after the last completed step or block.
     """
 
     def __init__(self, strategy: Strategy, team: Team, checkpoints: Checkpoints, part: Callable[[], Part]) -> None:
@@ -95,6 +95,7 @@ class Survivor:
             self._after_block = self._memory = copied(self._to_save(), self._memory)
 
     def _to_save(self) -> Saved:
+        """Returns the present state, without the replica if enough others of this host save it."""
         part, leases, team = self._part(), self._leases, self._team
         state, hosts = part["strategy"], team.hosts
         others = sum(hosts[rank] == hosts[team.rank] for rank in range(team.rank))
