@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,8 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import GradientFn, SegmentRecord, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.team import LearnerLost, Team
+
+REPLICA = frozenset({"weights", "optimizer"})  # of a state, what is equal where replicas are
 
 LossFn = Callable[[nn.Module, Any], tuple[Tensor, float]]
 """Maps a model and a batch to the loss summed over examples, and the number of examples (words, frames)."""
@@ -47,6 +49,11 @@ def mean_state(states: Sequence[Any]) -> Any:
     return first
 
 
+def means_of(states: Iterable[Mapping[str, Any]], names: Set[str]) -> dict[str, Any]:
+    """Returns the means of parts of states. States that lack a part do not count for it."""
+    return dict(mean_state([{name: state[name] for name in names & state.keys()} for state in states]))
+
+
 class Strategy(ABC):
     """One algorithm at one learner.
 
@@ -56,12 +63,13 @@ class Strategy(ABC):
         fault_tolerant: the others continue without a learner that died. Otherwise all start again after its death.
         equal_replicas: all learners have the same state after every step, but for counts and `residuals`. A step that
             raises LearnerLost leaves that state as it was before the step.
-        equal_blocks: all learners have the same model after each block of one or more steps, but for counts and
+        continues_at_blocks: when a learner is lost, the others can continue from the end of a block of one or more
+            steps, of which all learners take equally many. All then have the same state, but for counts and
             `residuals`.
-        residuals: names in `state_dict` of what each learner has for itself and a restarted one begins anew, where
-            replicas or blocks are equal.
-        at_block_end: called, where blocks are equal, when the last completed step has ended a block and `state_dict` is
-            that after it. Does nothing until the training loop replaces it.
+        residuals: names in `state_dict` of what each learner has for itself and a restarted one begins anew
+            (`state_of_lost`), where replicas are equal or the others continue at blocks.
+        at_block_end: called, where the others continue at blocks, when the last completed step has ended a block and
+            `state_dict` is that after it. Does nothing until the training loop replaces it.
         params: flat weights and gradient of this learner's model.
         optimizer: the update rule.
         team: this learner's end of the team.
@@ -74,7 +82,7 @@ class Strategy(ABC):
     synchronous = True
     fault_tolerant = False
     equal_replicas = False
-    equal_blocks = False
+    continues_at_blocks = False
     residuals: tuple[str, ...] = ()
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
@@ -192,8 +200,8 @@ class Strategy(ABC):
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         """Returns a state for a learner that died, made of those of the others after the same step.
 
-        Replicas are equal, or a block has ended. Residuals begin at 0. If `optimizer` is among them, it begins at the
-        mean of the others.
+        Replicas are equal, or a block has ended. Residuals begin at 0, but weights and optimizer at the mean of the
+        others'.
 
         Args:
             rank: of the learner.
@@ -203,14 +211,16 @@ class Strategy(ABC):
             ValueError: none of them has what the learner needs.
         """
         other = states[min(states)]
-        own = {name: torch.zeros_like(other[name]) for name in self.residuals if name != "optimizer"}
-        if "optimizer" in self.residuals:
-            own["optimizer"] = mean_state([state["optimizer"] for state in states.values()])
-        return {**other, **own}
+        own = {name: torch.zeros_like(other[name]) for name in self.residuals if name not in REPLICA}
+        means = means_of(states.values(), REPLICA.intersection(self.residuals))
+        return {**other, **own, **means}
 
-    def model_of(self, state: Mapping[str, Any]) -> Tensor:
-        """Returns the weights [N] of the common model in a state, where replicas are equal or a block has ended."""
-        return cast(Tensor, state["weights"])
+    def model_of(self, states: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Returns what `consensus` does, from the states of all learners after the same step.
+
+        Where replicas are equal, the first one has what all share.
+        """
+        return cast(Tensor, means_of(states, {"weights"})["weights"])
 
     def load_moved(self, states: Callable[[], Iterable[dict[str, Any]]]) -> None:  # noqa: B027
         """Takes from the checkpoint what another rank had and this one has now. Called after `load_state_dict`.

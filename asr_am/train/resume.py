@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.strategy import REPLICA, Strategy
 from asr_am.distributed.team import Team
 from asr_am.train.checkpoint import Checkpoints, TrainProgress
-
-REPLICA = {"weights", "optimizer"}  # of a strategy's state. Saved by the first learner only where replicas are equal
 
 
 class LearnerPart(NamedTuple):

@@ -4,14 +4,15 @@ A strategy with equal replicas changes weights, optimizer and residuals only aft
 interrupts a step so leaves a survivor with its state after the step before. It saves that, with what it has done since
 the checkpoint. The leader of the next team makes a checkpoint of these files, as if the segment had ended there.
 
-Other learners have the same model at the end of a block of steps only, which may be one step. Each then copies its
-state, unless the last copy is only some steps older, and as a survivor saves the copy. The steps since are done again,
-and counted as `steps repeated`.
+With other strategies the state of a lost learner follows from those of the others only at the end of a block of steps,
+which may be one step. Each then copies its state, unless the last copy is only some steps older, and as a survivor
+saves the copy. The steps since are done again, and counted as `steps repeated`.
 
 A survivor may have completed one step or block more than another. The latest that somebody has saved the model of
 counts, as the gradients of all learners are in it. A learner that is dead, or whose state is of another step, continues
 with what another one has. Its residual is lost, and counted as `residuals lost`. The mean of the others replaces a
-momentum that is lost. That is near the mean of all while at least half of the learners have theirs (`MOMENTA`).
+momentum that is lost, and weights where learners never have the same. That is near the mean of all while at least half
+of the learners have theirs (`MOMENTA`).
 """
 
 from __future__ import annotations
@@ -36,18 +37,17 @@ from asr_am.distributed.leases import (
     SegmentRecord,
     completions_of,
 )
-from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.strategy import REPLICA, Strategy
 from asr_am.distributed.team import CommStats, Team
 from asr_am.errors import InputError
 from asr_am.train.checkpoint import Checkpoints
 from asr_am.train.comm_metrics import comm_stats_to_dict, load_comm_stats
-from asr_am.train.resume import REPLICA
 
 Part = dict[str, Any]  # of a checkpoint: what one learner saves
 Saved = dict[str, Any]  # what one survivor saves
 COPIES = 2  # learners of each host that save the replica
 STEPS_BETWEEN_COPIES = 5  # so that they cost little: a copy moves about as much memory as an update
-MOMENTA = 0.5  # share of the learners that must have saved their own momentum, else the last checkpoint counts
+MOMENTA = 0.5  # share of the learners that must have saved momentum or weights of their own, else the checkpoint counts
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +66,7 @@ class Survivor:
 
     def __init__(self, strategy: Strategy, team: Team, checkpoints: Checkpoints, part: Callable[[], Part]) -> None:
         self._strategy, self._team, self._checkpoints, self._part = strategy, team, checkpoints, part
-        equal = strategy.equal_replicas or strategy.equal_blocks
+        equal = strategy.equal_replicas or strategy.continues_at_blocks
         known = strategy.synchronous and equal and team.waits_on_host and team.size > 1
         self.saves = known and checkpoints.on_disk
         self._after_block: Saved | None = None  # a copy of the state after a block of this segment
@@ -84,7 +84,7 @@ class Survivor:
         assert isinstance(leases, RoundRobinLeases)
         self._leases, self._updates, self._begin = leases, updates, self._team.now()
         self._after_block = None
-        if self._strategy.equal_blocks:
+        if self._strategy.continues_at_blocks:
             self._strategy.at_block_end = self._copy
 
     def _copy(self) -> None:
@@ -112,7 +112,7 @@ class Survivor:
         if not self.saves:
             return
         try:
-            saved = self._after_block if self._strategy.equal_blocks else self._to_save()
+            saved = self._after_block if self._strategy.continues_at_blocks else self._to_save()
             if saved is None or not saved["steps"] or not math.isfinite(saved["totals"][0]):
                 return
             saved["repeated"] = self._leases.steps - saved["steps"]
@@ -149,12 +149,14 @@ class Survivors(NamedTuple):
         steps: completed steps.
         saved: by rank, what they have saved.
         state: the strategy's, of one of them, with weights and optimizer.
+        repeated: completed steps after these, which are done again.
     """
 
     learners: int
     steps: int
     saved: dict[int, Saved]
     state: dict[str, Any]
+    repeated: int
 
     @classmethod
     def of(cls, found: Mapping[int, Saved], share: float = 0.0) -> Survivors | None:
@@ -167,11 +169,12 @@ class Survivors(NamedTuple):
         Returns:
             None if too few have, or none of them the replica.
         """
+        furthest = max((saved["steps"] + saved["repeated"] for saved in found.values()), default=0)
         replicas = [saved for saved in found.values() if saved["part"]["strategy"].keys() >= REPLICA]
         for last in sorted(replicas, key=lambda saved: -saved["steps"]):
             alike = {rank: saved for rank, saved in found.items() if saved["steps"] == last["steps"]}
             if len(alike) >= share * last["learners"]:
-                return cls(last["learners"], last["steps"], alike, last["part"]["strategy"])
+                return cls(last["learners"], last["steps"], alike, last["part"]["strategy"], furthest - last["steps"])
         return None
 
     @property
@@ -222,12 +225,12 @@ class Survivors(NamedTuple):
             former: by rank, the parts in the checkpoint before of those that are lost. Empty if there was none.
         """
         statistics = self.statistics()
-        repeated = max(saved["repeated"] for saved in self.saved.values())
         for rank in range(self.learners):
             part = self.saved[rank]["part"] if rank in self.saved else self._part_of_lost(rank, strategy, former)
             state = part["strategy"]
-            if repeated:
-                counts = {**state["counts"], "steps repeated": state["counts"].get("steps repeated", 0) + repeated}
+            if self.repeated:
+                before = state["counts"].get("steps repeated", 0)
+                counts = {**state["counts"], "steps repeated": before + self.repeated}
                 state = {**state, "counts": counts}
             if strategy.equal_replicas:
                 state = {name: value for name, value in state.items() if name not in REPLICA}

@@ -41,6 +41,7 @@ from asr_am.distributed.leases import (
 )
 from asr_am.distributed.runtime.preemption import preempted
 from asr_am.distributed.strategies.local import Local
+from asr_am.distributed.strategy import REPLICA
 from asr_am.distributed.team import SingleProcess, Team
 from asr_am.errors import InputError, Preempted
 from asr_am.train.checkpoint import TrainProgress
@@ -53,7 +54,7 @@ from asr_am.train.comm_metrics import (
 )
 from asr_am.train.gradient import GradientComputer
 from asr_am.train.leadership import Leadership
-from asr_am.train.resume import REPLICA, learner_part, merged_part
+from asr_am.train.resume import learner_part, merged_part
 from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
@@ -212,7 +213,7 @@ class Trainer:
         self.checkpoints.load()  # raises InputError if it is of another run, whose survivors these are
         found = self.checkpoints.load_survivors()
         try:
-            if survivors := Survivors.of(found, MOMENTA if "optimizer" in self.strategy.residuals else 0.0):
+            if survivors := Survivors.of(found, MOMENTA if REPLICA.intersection(self.strategy.residuals) else 0.0):
                 self._commit_survivors(survivors)
             elif found:
                 log.warning("too few learners have saved their state: the steps since the checkpoint are done again")
@@ -242,7 +243,8 @@ class Trainer:
         self._open_log(self.run_log.metrics_bytes(kept, progress.updates))
         if end == len(plan):
             self._set_statistics(survivors.statistics())
-            model, metrics = self.strategy.model_of(survivors.state), metrics_of_parts(parts, self.team.incarnation)
+            model = self.strategy.model_of([part["strategy"] for _, part in sorted(parts.items())])
+            metrics = metrics_of_parts(parts, self.team.incarnation)
             loss, error = self._validate(model, metrics)
             require_finite(loss, self.setup, progress, self.checkpoints)
             self.progress = self._after_epoch(loss, error, metrics)

@@ -165,6 +165,6 @@ def test_a_learner_crashes(name: str, run: Train, tmp_path: Path) -> None:
         done = [(line["epoch"], batch) for line in lines for batch in line["batch"]]
         assert len(done) == len(set(done)) == sum(summary["batches_per_learner"].values())
         lost = summary["counts"].get("residuals lost", 0)
-        assert not lost or (name in ("gtc", "bmuf", "htm", "powersgd", "topk") and at > 1)
+        assert not lost or (name in ("dpsgd", "gtc", "bmuf", "htm", "powersgd", "topk") and at > 1)
         if name not in FAULT_TOLERANT and not lost and not summary["counts"].get("steps repeated"):
             assert torch.equal(weights, run(name, dropout=0.3)[0])

@@ -19,6 +19,7 @@ from asr_am.distributed.leases import Segment
 from asr_am.distributed.simulator.cluster import SimCluster
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.diloco import Diloco
+from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
 from asr_am.distributed.strategies.hybrid import Hybrid
@@ -44,9 +45,11 @@ STRATEGIES = {
     "topk": partial(Topk, density=0.1), "bmuf": partial(Bmuf, block_size=2), "diloco": partial(Diloco, block_size=3),
     "slowmo": partial(Slowmo, block_size=2), "htm": partial(Htm, block_size=2, group_size=2, density=0.1),
     "sync-weights": partial(Sync, form="weights"), "gtc-before": partial(Gtc, density=0.1, momentum="before"),
-    "hybrid": Hybrid,
+    "hybrid": Hybrid, "dpsgd": Dpsgd, "streaming": partial(Diloco, block_size=4, fragments=2),
 }  # fmt: skip
-BLOCKS = {"bmuf": 2, "diloco": 3, "slowmo": 2, "htm": 2, "sync-weights": 1, "gtc-before": 1, "hybrid": 1}  # their steps
+BLOCKS = {"bmuf": 2, "diloco": 3, "slowmo": 2, "htm": 2, "sync-weights": 1, "gtc-before": 1, "hybrid": 1, "dpsgd": 1}
+BLOCKS |= {"streaming": 2}  # their steps
+LATER = {"hybrid", "dpsgd"}  # hybrid's average ends in the next step, and a step of dpsgd may need no lost learner
 TIMES = {**dict.fromkeys(STRATEGIES, (14.0, 14.8)), **dict.fromkeys(BLOCKS, (11.0, 15.0))}
 TIMES |= {"diloco": (10.0, 11.0), "hybrid": (10.8, 14.4)}
 """Seconds after which a learner is lost. A step takes about 1.2 s."""
@@ -116,8 +119,7 @@ def test_a_lost_step_leaves_the_state_after_the_step_before(
             expected = read(tmp_path / f"whole/checkpoints/checkpoint-{before + saved['steps']:09d}/learner-{rank}.pt")
             found = saved["part"]["strategy"]
             assert saved["steps"] and {"weights", "optimizer"} <= found.keys()
-            open_steps = name == "hybrid"  # whose average ends in the next step
-            assert saved["repeated"] < BLOCKS.get(name, 1) + open_steps
+            assert saved["repeated"] < BLOCKS.get(name, 1) + (name in LATER)
             assert (before + saved["steps"]) % BLOCKS.get(name, 1) == 0
             values, wanted = leaves({key: found[key] for key in expected["strategy"]}), leaves(expected["strategy"])
             values = {key: value for key, value in values.items() if not key.startswith("/counts")}
@@ -183,8 +185,8 @@ def test_no_completed_step_is_done_again(egs_dir: Path, tmp_path: Path, computed
     crash = {"learner": 1, "at": TIMES[name][1], "restart_after": 3.0}
     again = as_processes(egs_dir, tmp_path / "again", STRATEGIES[name], crashes=[crash])
     repeated = sum(computed) - steps
-    most = 4 * (BLOCKS.get(name, 1) + (name == "hybrid"))
-    assert 0 < repeated <= most, "at most the step or block in which the learner was lost, and hybrid's before"
+    most = 4 * (BLOCKS.get(name, 1) + (name in LATER))
+    assert 0 < repeated <= most, "at most the step or block in which the learner was lost, and those of `LATER` before"
     assert again["counts"].get("steps repeated", 0) >= repeated - 4
     assert again["restarts"] == 4 and not audit(tmp_path / "again").problems
     assert again["counts"].get("residuals lost", 0) == (name not in ("sync", "slowmo"))
@@ -202,7 +204,7 @@ def test_no_completed_step_is_done_again(egs_dir: Path, tmp_path: Path, computed
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["leader", "other"])
-@pytest.mark.parametrize(("name", "epoch"), [("sync", 1), ("sync", 2), ("gtc", 1)])
+@pytest.mark.parametrize(("name", "epoch"), [("sync", 1), ("sync", 2), ("gtc", 1), ("dpsgd", 2)])
 def test_the_end_of_an_epoch_is_done_by_the_next_team(
     egs_dir: Path, tmp_path: Path, computed: list[bool], monkeypatch: pytest.MonkeyPatch, name: str, epoch: int,
     lost: int,
@@ -354,6 +356,7 @@ def saved(steps: int, replica: bool = True, learners: int = 3, rank: int = 0) ->
     return {
         "part": {"strategy": kept, "usage": {}}, "learners": learners, "steps": steps, "seconds": 1.0 * steps,
         "done": torch.tensor(done, dtype=torch.float64), "totals": [2.0 * steps, 1.0 * steps, 10.0 * steps, steps],
+        "repeated": 0,
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.strategies.topology import check_groups
-from asr_am.distributed.strategy import Strategy, mean_state
+from asr_am.distributed.strategy import REPLICA, Strategy, means_of
 from asr_am.distributed.team import (
     CostKind,
     Event,
@@ -69,15 +69,17 @@ class BlockStrategy(Strategy):
         self._inner = (inner or Local)(params, optimizer, inner_team)
         self.staleness, self.metrics = self._inner.staleness, self._inner.metrics
         alone = momentum == "keep" and group_size == 1
-        self.residuals = (*self._inner.residuals, *(["optimizer"] if alone else []))
-        self.equal_blocks = fragments == 1 and (self._inner.equal_replicas or isinstance(self._inner, Local))
+        own = [*(["weights"] if fragments > 1 else []), *(["optimizer"] if alone else [])]
+        self.residuals = (*self._inner.residuals, *own)
+        self.continues_at_blocks = self._inner.equal_replicas or isinstance(self._inner, Local)
         self.num_models, self._group_size = team.size // group_size, group_size
         self._block_size, self._momentum = block_size, momentum
         self._group_leaders: Group | None = team
         if self._group is not None:
             self._group_leaders = team.split([range(0, team.size, group_size)])
         ends = [len(params) * k // fragments for k in range(fragments + 1)]
-        self._fragments = [slice(begin, end) for begin, end in pairwise(ends)]
+        parts = [slice(begin, end) for begin, end in pairwise(ends)]
+        self._fragments = {k * block_size // fragments: part for k, part in enumerate(parts)}  # by step of the block
         size = len(params) if self._group_leaders else 0
         self._W_g = params.w[:size].clone()  # the model that was broadcast. Only leaders need it
         self._steps = 0  # in the present block
@@ -90,9 +92,8 @@ class BlockStrategy(Strategy):
         if step_result is None:
             return None
         self._steps = (self._steps + 1) % self._block_size
-        for k, part in enumerate(self._fragments):
-            if self._steps == k * self._block_size // len(self._fragments):
-                self._finish(part)
+        if self._steps in self._fragments:
+            self._finish(self._fragments[self._steps])
         if self._steps == 0:
             self._finish_block()
         return step_result
@@ -145,7 +146,7 @@ class BlockStrategy(Strategy):
         self.metrics["blocks"] += 1
 
     def _report_block_end(self) -> None:
-        if self._steps == 0:
+        if self._steps in self._fragments:
             self.at_block_end()
 
     def drain(self) -> None:
@@ -166,7 +167,7 @@ class BlockStrategy(Strategy):
         self._W_g.copy_(state["W_g"])
 
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-        """Does `Strategy.state_of_lost`. The learner's optimizer is that of its group, else the mean of all."""
+        """Does `Strategy.state_of_lost`. Weights and optimizer are those of the learner's group, else the means."""
         leads, group = rank % self._group_size == 0, rank // self._group_size
         alike = [other for other in states if (other % self._group_size == 0) == leads]
         if not alike:
@@ -174,7 +175,7 @@ class BlockStrategy(Strategy):
         own = {other: state for other, state in states.items() if other // self._group_size == group}
         inner = self._inner.state_of_lost(rank, own or states)
         if not own:
-            inner["optimizer"] = mean_state([state["optimizer"] for state in states.values()])
+            inner |= means_of(states.values(), REPLICA)
         return {**states[alike[0]], **{name: inner[name] for name in self._inner.state_dict()}}
 
 

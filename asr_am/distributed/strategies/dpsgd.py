@@ -39,6 +39,7 @@ class Dpsgd(Strategy):
     """
 
     name = "dpsgd"
+    continues_at_blocks, residuals = True, ("weights", "optimizer")
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team, mixing: Mixing = "pairs", averagings: int = 1
@@ -63,6 +64,7 @@ class Dpsgd(Strategy):
             )
 
     def step(self, gradient: GradientFn) -> StepResult | None:
+        self.at_block_end()
         step_result = gradient(None)  # g_i = calGrad(W_i)
         if step_result is None:
             return None
@@ -91,6 +93,9 @@ class Dpsgd(Strategy):
         if message.clock != self._steps:
             raise RuntimeError(f"learner {other} is at step {message.clock}, learner {self.team.rank} at {self._steps}")
         return message.tensors[0].to(self.params.w.device)
+
+    def drain(self) -> None:
+        self.at_block_end()
 
     def consensus(self) -> Tensor:
         return self.team.average(self.params.w)

@@ -72,7 +72,7 @@ class Gtc(Strategy):
         self._dense_above = 2 / self.team.size if dense_above is None else dense_above
         ends = [*range(bucket, len(params), bucket), len(params)]
         self._buckets = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-        self.equal_replicas, self.equal_blocks = not self._momentum_first, self._momentum_first
+        self.equal_replicas, self.continues_at_blocks = not self._momentum_first, self._momentum_first
         self.residuals = ("residual", "optimizer") if self._momentum_first else ("residual",)
         self.residual = torch.zeros_like(params.w) if self.team.size > 1 else params.w.new_empty(0)
         self._next = self.residual if self._momentum_first else torch.empty_like(self.residual)  # after this step

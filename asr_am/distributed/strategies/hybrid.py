@@ -16,7 +16,7 @@ which is one chain of weights with staleness 1 (for a linear u: SGD, momentum).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
-from asr_am.distributed.strategy import Strategy
+from asr_am.distributed.strategy import Strategy, means_of
 from asr_am.distributed.team import CompletedWork, Team, Work
 
 
@@ -35,7 +35,7 @@ class Hybrid(Strategy):
     """
 
     name = "hybrid"
-    equal_blocks, residuals = True, ("optimizer",)
+    continues_at_blocks, residuals = True, ("optimizer",)
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         super().__init__(params, optimizer, team)
@@ -65,8 +65,8 @@ class Hybrid(Strategy):
     def consensus(self) -> Tensor:
         return self.replica()
 
-    def model_of(self, state: Mapping[str, Any]) -> Tensor:
-        return cast(Tensor, state["pushed"])
+    def model_of(self, states: Sequence[Mapping[str, Any]]) -> Tensor:
+        return cast(Tensor, means_of(states, {"pushed"})["pushed"])
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "pushed": self._pushed, "steps": self._steps}

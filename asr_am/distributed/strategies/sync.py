@@ -43,7 +43,7 @@ class Sync(Strategy):
             raise InputError(f"strategy.form={form}: must be gradients or weights")
         super().__init__(params, optimizer, team)
         self._average_weights, self._overlap = form == "weights", overlap
-        self.equal_replicas, self.equal_blocks = form == "gradients", form == "weights"
+        self.equal_replicas, self.continues_at_blocks = form == "gradients", form == "weights"
         self.residuals = () if self.equal_replicas else ("optimizer",)  # each learner has momentum of its own
 
     def step(self, gradient: GradientFn) -> StepResult | None:
