@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +74,19 @@ class TrainConfig:
         return not self.strategy.func.fault_tolerant
 
     def make_run(self, rank: int = 0) -> ForkedRun:
-        """Returns the run for the learner of this rank. Ranks that only serve parameters compute on the CPU."""
-        options = self.options if rank < self.learners else replace(self.options, device="cpu")
-        return self.open_run(self, options)
+        """Returns the run for the learner of this rank. Ranks that only serve parameters compute on the CPU.
+
+        A run on the CPU is the same at each call: learners that are forked share it, as do a process' teams of MPI.
+        """
+        from asr_am.models.device import choose_device
+
+        if choose_device(self.options.device).type == "cpu":
+            return self._cpu_run
+        return self.open_run(self, self.options if rank < self.learners else replace(self.options, device="cpu"))
+
+    @cached_property
+    def _cpu_run(self) -> ForkedRun:
+        return self.open_run(self, self.options)
 
     @classmethod
     def parse(cls, cfg: DictConfig, out: Path) -> TrainConfig:

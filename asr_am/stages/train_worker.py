@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,6 @@ from asr_am.stages.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from asr_am.distributed.team import Team
-    from asr_am.train.trainable import ForkedRun
 
 log = logging.getLogger(__name__)
 NEEDED = (  # by learners, and imported late
@@ -37,23 +37,22 @@ NEEDED = (  # by learners, and imported late
     "torch.utils.serialization.config",
 )  # fmt: skip
 _prepared: dict[Path, TrainConfig] = {}  # by file, what `prepare` has read
-_opened: dict[Path, ForkedRun] = {}  # by file, the run on the CPU that `prepare` has opened
 
 
-def run_worker(config: TrainConfig, run: ForkedRun | None = None) -> None:
-    """Trains as the learner that the environment of this process names. `run` is its run, None if it is not open."""
+def run_worker(config: TrainConfig) -> None:
+    """Trains as the learner that the environment of this process names."""
     from asr_am.train.trainer import train_run
 
     signals = config.launch_options.signals
     if "ASR_AM_LAUNCHER" in os.environ:  # which sends SIGUSR1 then, and SIGTERM to end all at once
         signals = ("USR1", *(name for name in signals if name == "USR2"))
     if config.launcher == "mpi":
-        import_needed()  # a spare has the time
+        open_early(config)  # a spare has the time
     with noting(signals):
         team = connect_team(config)
         if team is None:
             return
-        train_run(run or config.make_run(team.rank), team, config.cluster.faults)
+        train_run(config.make_run(team.rank), team, config.cluster.faults)
 
 
 def connect_team(config: TrainConfig) -> Team | None:
@@ -82,25 +81,26 @@ def prepare(path: str) -> None:
     """Imports and reads what a learner needs, in the process that forks learners (`fork_server`)."""
     import torch
 
+    torch.set_num_threads(1)  # threads would be missing in learners, which set their number later
+    config = _prepared[Path(path)] = read_config(Path(path))
+    if module := getattr(config.make_tracker(), "module", None):
+        with suppress(ImportError):  # the tracking will say so
+            import_module(module)
+    open_early(config)
+
+
+def open_early(config: TrainConfig) -> None:
+    """Imports what a learner would import late, loads compiled code, and opens the run if it is on the CPU."""
+    for name in NEEDED:
+        import_module(name)
+    from asr_am.egs.loader import load_compiled
     from asr_am.models.device import choose_device
 
-    torch.set_num_threads(1)  # threads would be missing in learners, which set their number later
-    import_needed()
-    config = _prepared[Path(path)] = read_config(Path(path))
+    load_compiled()
     if choose_device(config.options.device).type == "cpu":  # each learner has a GPU of its own
         run = config.make_run()
         if config.options.threads <= 1 < config.size:  # else weights would be rounded as one thread does
             run.warm_up()
-        _opened[Path(path)] = run
-
-
-def import_needed() -> None:
-    """Imports what a learner would import late, and loads compiled code."""
-    for name in NEEDED:
-        import_module(name)
-    from asr_am.egs.loader import load_compiled
-
-    load_compiled()
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -130,7 +130,7 @@ def main() -> None:
     try:
         if "ASR_AM_LAUNCHER" in os.environ:
             set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))  # before imports that take seconds
-        run_worker(_prepared.get(path) or read_config(path), _opened.get(path))
+        run_worker(_prepared.get(path) or read_config(path))
     except Exception as error:
         status = report_failure(error, rank, path.parent)
     end_process(status)

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from asr_am.data.ownership import begun_key
@@ -22,7 +24,11 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Experiment tracking beside the files of the run. Stages score and report continue the tracking of a run."""
+    """Experiment tracking beside the files of the run. Stages score and report continue the tracking of a run.
+
+    If `start` imports a module that takes long, an attribute `module` may name it. It is then imported before learners
+    are forked.
+    """
 
     def start(self, directory: Path, config: Mapping[str, Any]) -> None:
         """Starts, or continues, the tracking of the run in `directory` with this configuration."""
@@ -77,6 +83,9 @@ WANDB_TIMEOUTS = {"init_timeout": 30, "login_timeout": 10, "finish_timeout": 120
 class WandbTracker:
     """Weights & Biases. Its first failure becomes one warning and ends the tracking, never the run.
 
+    A thread makes all calls of W&B in their order, as its start takes seconds, or half a minute if its server does not
+    answer. The training goes on meanwhile, and `finish` waits.
+
     A run directory belongs to one W&B run, whose id is in wandb/run-id. Each process that continues it, such as a
     resumed training or stage score, adds a segment offline, and `wandb sync` merges the segments. Points that a killed
     process has logged and W&B has not written are added to the next segment. wandb is imported on `start`.
@@ -95,6 +104,8 @@ class WandbTracker:
         InputError: WANDB_MODE is none of W&B's modes.
     """
 
+    module = "wandb"
+
     def __init__(
         self, project: str = "asr_am", mode: Literal["offline", "online", "disabled"] | None = None,
         name: str | None = None, entity: str | None = None, group: str | None = None, tags: list[str] | None = None,
@@ -103,26 +114,41 @@ class WandbTracker:
         self.project, self.mode, self.name = project, mode or wandb_mode(os.environ), name
         self.entity, self.group, self.dir = entity, group, dir or os.environ.get("WANDB_DIR")
         self.tags = [tag[:64] for tag in tags or []]  # W&B refuses longer tags
-        self._run: Any = None
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # None ends the thread
+        self._thread: Thread | None = None
+        self._run: Any = None  # None again after a failure
         self._journal: PointJournal | None = None
 
     def start(self, directory: Path, config: Mapping[str, Any]) -> None:
         self._directory = directory
-        if self.mode != "disabled" and not attempt("wandb", lambda: self._init(directory, config)):
-            self._run = None
+        if self.mode != "disabled" and attempt("wandb", self._find_segments):
+            self._calls = SimpleQueue()
+            self._calls.put(lambda: self._init(config))
+            self._thread = Thread(target=self._make_calls, name="wandb", daemon=True)
+            self._thread.start()
 
-    def _init(self, directory: Path, config: Mapping[str, Any]) -> None:
+    def _find_segments(self) -> None:
+        files = self._files(self._directory)
+        files.mkdir(parents=True, exist_ok=True)
+        pattern = f"wandb/offline-run-*-{wandb_id(self._directory)}/*.wandb"
+        self._segments = sorted(files.glob(pattern)) if self.mode == "offline" else []
+
+    def _make_calls(self) -> None:
+        """Makes all calls until the last one, or until one fails."""
+        while (call := self._calls.get()) is not None:
+            if not attempt("wandb", call):
+                self._run = None
+                break
+
+    def _init(self, config: Mapping[str, Any]) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
-        files = self._files(directory)
-        files.mkdir(parents=True, exist_ok=True)
-        pattern = f"wandb/offline-run-*-{wandb_id(directory)}/*.wandb"
-        self._segments = sorted(files.glob(pattern)) if self.mode == "offline" else []
+        directory = self._directory
         self._run = wandb.init(
             entity=self.entity, project=self.project, name=self.name or directory.name, group=self.group,
-            job_type="train", tags=self.tags, id=wandb_id(directory), resume="allow", dir=str(files),
-            config=dict(config), mode=self.mode, settings=WANDB_TIMEOUTS,
+            job_type="train", tags=self.tags, id=wandb_id(directory), resume="allow",
+            dir=str(self._files(directory)), config=dict(config), mode=self.mode, settings=WANDB_TIMEOUTS,
         )  # fmt: skip
         axes = dict.fromkeys(EPOCH_CURVES, "epoch")
         if config.get("launcher", {}).get("name") == "virtual":
@@ -133,16 +159,25 @@ class WandbTracker:
             self._run.define_metric(name, step_metric=axis)
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        def add() -> None:
+        if self._thread is None or not self._thread.is_alive():
+            return
+        point = dict(record)
+
+        def note() -> None:
             if self._journal is None:
                 self._journal = PointJournal(self._directory / "wandb" / "points.jsonl", self._segments)
-            for at, point in self._journal.add(record, step):
-                self._run.log(point, step=at)
+            self._journal.note(point, step)
 
-        self._attempt(add)
+        def add() -> None:
+            assert self._journal is not None
+            for at, due in self._journal.due(point, step):
+                self._run.log(due, step=at)
+
+        self._calls.put(add if attempt("wandb", note) else None)
 
     def summarize(self, values: Mapping[str, Any]) -> None:
-        self._attempt(lambda: self._run.summary.update(dict(values)))
+        summary = dict(values)
+        self._calls.put(lambda: self._run.summary.update(summary))
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         def add() -> None:
@@ -150,7 +185,7 @@ class WandbTracker:
 
             self._run.summary[name] = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
 
-        self._attempt(add)
+        self._calls.put(add)
 
     def save(self, path: Path, kind: str, copy: bool) -> None:
         def add() -> None:
@@ -160,11 +195,15 @@ class WandbTracker:
             artifact.add_file(str(path), skip_cache=True, policy="mutable" if copy else "immutable")
             self._run.log_artifact(artifact)
 
-        self._attempt(add)
+        self._calls.put(add)
 
     def finish(self) -> None:
         failed = sys.exception() is not None  # called while an exception ends the run
-        self._attempt(lambda: self._run.finish(exit_code=int(failed)))
+        if self._thread is not None:
+            self._calls.put(lambda: self._run.finish(exit_code=int(failed)))
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
         if self._journal is not None:
             self._journal.close()
         if self._run is not None and self._journal is not None and self.mode == "offline":
@@ -177,10 +216,6 @@ class WandbTracker:
     def _files(self, directory: Path) -> Path:
         return Path(self.dir) if self.dir else directory
 
-    def _attempt(self, action: Callable[[], object]) -> None:
-        if self._run is not None and not attempt("wandb", action):
-            self._run = None
-
 
 class TensorboardTracker:
     """TensorBoard, with the same names. Its first failure becomes one warning and ends the tracking, never the run.
@@ -190,6 +225,8 @@ class TensorboardTracker:
     Raises:
         InputError: tensorboard is not installed.
     """
+
+    module = "torch.utils.tensorboard"
 
     def __init__(self) -> None:
         if find_spec("tensorboard") is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,28 @@ class PointJournal:
 
     def __init__(self, path: Path, segments: Iterable[Path]) -> None:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        written = max((step for segment in segments for step in steps(segment)), default=-1)
-        self._lost = [point for point in map(_point, lines) if point is not None and point[0] > written]
-        self._written = written
+        self._before = [point for point in map(_point, lines) if point is not None]
+        self._segments = list(segments)
         self._file = path.open("a", encoding="utf-8", buffering=1)  # a line at a time, so that a kill loses none
         if lines and not path.read_bytes().endswith(b"\n"):
             self._file.write("\n")
 
-    def add(self, record: Mapping[str, Any], step: int) -> list[tuple[int, dict[str, Any]]]:
-        """Notes a point. Returns the points that W&B must be given now: those that are in no file, and this one.
+    def note(self, record: Mapping[str, Any], step: int) -> None:
+        """Writes a point."""
+        self._file.write(json.dumps([step, record]) + "\n")
+
+    def due(self, record: Mapping[str, Any], step: int) -> list[tuple[int, dict[str, Any]]]:
+        """Returns the points that W&B must be given with this one: those that are in no file, and this one.
 
         A resumed run logs the points after its checkpoint again. Those in a file already are left out.
         """
-        self._file.write(json.dumps([step, record]) + "\n")
-        lost, self._lost = [point for point in self._lost if point[0] <= step], []
+        lost, self._before = [point for point in self._before if self._written < point[0] <= step], []
         return [*lost, (step, dict(record))] if step > self._written else []
+
+    @cached_property
+    def _written(self) -> int:
+        """The last step in the files of W&B. To read them W&B must be imported."""
+        return max((step for segment in self._segments for step in steps(segment)), default=-1)
 
     def close(self) -> None:
         self._file.close()

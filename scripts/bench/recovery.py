@@ -143,8 +143,8 @@ def measure(strategy: str, kills: int, fork: bool, overrides: list[str]) -> list
             note("detected")
         return found
 
-    def noting_end(self: WorkerProcesses) -> None:
-        end(self)
+    def noting_end(self: WorkerProcesses, *arguments: Any) -> None:
+        end(self, *arguments)
         note("torn down")
 
     WorkerProcesses.ended, WorkerProcesses.end = noting_ended, noting_end  # type: ignore[method-assign]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from google.protobuf.message import DecodeError
 from omegaconf import DictConfig
 from wandb.proto.wandb_internal_pb2 import Record
@@ -205,6 +207,24 @@ def test_a_mode_in_the_environment_that_does_not_exist_is_named(monkeypatch: pyt
     monkeypatch.setenv("WANDB_MODE", "ofline")
     with pytest.raises(InputError, match=r"^WANDB_MODE=ofline: must be offline, online or disabled; change"):
         tracker_factory(values(config().logger))
+
+
+def test_a_training_does_not_wait_for_the_start_of_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    init, logged = wandb.init, threading.Event()
+
+    def slow_init(**options: Any) -> Any:
+        assert logged.wait(60)
+        return init(**options)
+
+    monkeypatch.setattr(wandb, "init", slow_init)
+    tracker = WandbTracker()
+    tracker.start(tmp_path, {})
+    tracker.log({"loss": 2.5}, 1)
+    assert json.loads((tmp_path / "wandb/points.jsonl").read_text()) == [1, {"loss": 2.5}]
+    logged.set()
+    tracker.finish()
+    (records,) = segments(tmp_path)
+    assert [record.history.step.num for record in records if record.WhichOneof("record_type") == "history"] == [1]
 
 
 def test_files_are_where_the_environment_says(

@@ -136,8 +136,7 @@ def test_a_server_serves_all_starts_of_a_team(tmp_path: Path, monkeypatch: pytes
 def test_what_learners_need_is_opened_without_a_thread_or_a_gpu(threads: int, tmp_path: Path) -> None:
     cfg = config(
         "corpus=minicts", "align=triphone", "strategy=sync", "launcher=process", "learners=2", "train.device=cpu",
-        "logger=none", "train.batch_size=4", "model.layers=1", "model.cells=8", f"train.threads={threads}",
-        f"exp={tmp_path}",
+        "train.batch_size=4", "model.layers=1", "model.cells=8", f"train.threads={threads}", f"exp={tmp_path}",
     )  # fmt: skip
     write_examples(egs_dir(cfg))
     (out := run_dir(cfg)).mkdir(parents=True)
@@ -145,7 +144,8 @@ def test_what_learners_need_is_opened_without_a_thread_or_a_gpu(threads: int, tm
     text = (
         "import os, sys, torch\nfrom asr_am.stages import train_worker\n"
         f"train_worker.prepare({str(out / 'config.yaml')!r})\n"
-        "assert 'torch._dynamo' in sys.modules\n(run,) = train_worker._opened.values()\n"
+        "assert {'torch._dynamo', 'wandb'} <= sys.modules.keys()\n"
+        "(config,) = train_worker._prepared.values()\nrun = vars(config)['_cpu_run']\n"
         "print(len(os.listdir('/proc/self/task')), torch.cuda.is_initialized(), '_start' in vars(run))"
     )
     done = subprocess.run(
