@@ -11,8 +11,8 @@ saves the copy. The steps since are done again, and counted as `steps repeated`.
 A survivor may have completed one step or block more than another. The latest that somebody has saved the model of
 counts, as the gradients of all learners are in it. A learner that is dead, or whose state is of another step, continues
 with what another one has. Its residual is lost, and counted as `residuals lost`. The mean of the others replaces a
-momentum that is lost, and weights where learners never have the same. That is near the mean of all while at least half
-of the learners have theirs (`MOMENTA`).
+momentum that is lost, and weights where learners never have the same. That is near the mean of all while most of the
+learners have theirs (`SHARES`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ Part = dict[str, Any]  # of a checkpoint: what one learner saves
 Saved = dict[str, Any]  # what one survivor saves
 COPIES = 2  # learners of each host that save the replica
 STEPS_BETWEEN_COPIES = 5  # so that they cost little: a copy moves about as much memory as an update
-MOMENTA = 0.5  # share of the learners that must have saved momentum or weights of their own, else the checkpoint counts
+SHARES = {"optimizer": 0.5, "weights": 0.75}
+"""Share of the learners that must have saved what they have of their own, else the last checkpoint counts."""
 log = logging.getLogger(__name__)
 
 
@@ -159,16 +160,17 @@ class Survivors(NamedTuple):
     repeated: int
 
     @classmethod
-    def of(cls, found: Mapping[int, Saved], share: float = 0.0) -> Survivors | None:
+    def of(cls, found: Mapping[int, Saved], residuals: Sequence[str] = ()) -> Survivors | None:
         """Returns those that are furthest.
 
         Args:
             found: what survivors of one launch have saved, by rank.
-            share: of the learners that must have saved their state after the same step.
+            residuals: of their strategy.
 
         Returns:
-            None if too few have, or none of them the replica.
+            None if too few have saved their state after the same step, or none of them the replica.
         """
+        share = max((SHARES.get(name, 0.0) for name in residuals), default=0.0)
         furthest = max((saved["steps"] + saved["repeated"] for saved in found.values()), default=0)
         replicas = [saved for saved in found.values() if saved["part"]["strategy"].keys() >= REPLICA]
         for last in sorted(replicas, key=lambda saved: -saved["steps"]):

@@ -59,7 +59,7 @@ from asr_am.train.run_log import epoch_curves, make_summary
 from asr_am.train.run_setup import RunSetup, StrategyFactory
 from asr_am.train.schedule import Schedule
 from asr_am.train.step_reports import StepReports, require_finite
-from asr_am.train.survivors import MOMENTA, Survivor, Survivors
+from asr_am.train.survivors import Survivor, Survivors
 from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions, cores
 from asr_am.train.trainable import Plan, Trainable, running_statistics
@@ -213,7 +213,7 @@ class Trainer:
         self.checkpoints.load()  # raises InputError if it is of another run, whose survivors these are
         found = self.checkpoints.load_survivors()
         try:
-            if survivors := Survivors.of(found, MOMENTA if REPLICA.intersection(self.strategy.residuals) else 0.0):
+            if survivors := Survivors.of(found, self.strategy.residuals):
                 self._commit_survivors(survivors)
             elif found:
                 log.warning("too few learners have saved their state: the steps since the checkpoint are done again")
