@@ -45,10 +45,10 @@ STRATEGIES = {
     "topk": partial(Topk, density=0.1), "bmuf": partial(Bmuf, block_size=2), "diloco": partial(Diloco, block_size=3),
     "slowmo": partial(Slowmo, block_size=2), "htm": partial(Htm, block_size=2, group_size=2, density=0.1),
     "sync-weights": partial(Sync, form="weights"), "gtc-before": partial(Gtc, density=0.1, momentum="before"),
-    "hybrid": Hybrid, "dpsgd": Dpsgd, "streaming": partial(Diloco, block_size=4, fragments=2),
+    "hybrid": Hybrid, "dpsgd": Dpsgd,
 }  # fmt: skip
 BLOCKS = {"bmuf": 2, "diloco": 3, "slowmo": 2, "htm": 2, "sync-weights": 1, "gtc-before": 1, "hybrid": 1, "dpsgd": 1}
-BLOCKS |= {"streaming": 2}  # their steps
+"""Steps of their blocks."""
 LATER = {"hybrid", "dpsgd"}  # hybrid's average ends in the next step, and a step of dpsgd may need no lost learner
 TIMES = {**dict.fromkeys(STRATEGIES, (14.0, 14.8)), **dict.fromkeys(BLOCKS, (11.0, 15.0))}
 TIMES |= {"diloco": (10.0, 11.0), "hybrid": (10.8, 14.4)}

@@ -20,7 +20,7 @@ from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.strategies.topology import check_groups
-from asr_am.distributed.strategy import REPLICA, Strategy, means_of
+from asr_am.distributed.strategy import Strategy, mean_state
 from asr_am.distributed.team import (
     CostKind,
     Event,
@@ -69,9 +69,8 @@ class BlockStrategy(Strategy):
         self._inner = (inner or Local)(params, optimizer, inner_team)
         self.staleness, self.metrics = self._inner.staleness, self._inner.metrics
         alone = momentum == "keep" and group_size == 1
-        own = [*(["weights"] if fragments > 1 else []), *(["optimizer"] if alone else [])]
-        self.residuals = (*self._inner.residuals, *own)
-        self.continues_at_blocks = self._inner.equal_replicas or isinstance(self._inner, Local)
+        self.residuals = (*self._inner.residuals, *(["optimizer"] if alone else []))
+        self.continues_at_blocks = fragments == 1 and (self._inner.equal_replicas or isinstance(self._inner, Local))
         self.num_models, self._group_size = team.size // group_size, group_size
         self._block_size, self._momentum = block_size, momentum
         self._group_leaders: Group | None = team
@@ -146,7 +145,7 @@ class BlockStrategy(Strategy):
         self.metrics["blocks"] += 1
 
     def _report_block_end(self) -> None:
-        if self._steps in self._fragments:
+        if self._steps == 0:
             self.at_block_end()
 
     def drain(self) -> None:
@@ -167,7 +166,7 @@ class BlockStrategy(Strategy):
         self._W_g.copy_(state["W_g"])
 
     def state_of_lost(self, rank: int, states: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-        """Does `Strategy.state_of_lost`. Weights and optimizer are those of the learner's group, else the means."""
+        """Does `Strategy.state_of_lost`. The learner's optimizer is that of its group, else the mean of all."""
         leads, group = rank % self._group_size == 0, rank // self._group_size
         alike = [other for other in states if (other % self._group_size == 0) == leads]
         if not alike:
@@ -175,7 +174,7 @@ class BlockStrategy(Strategy):
         own = {other: state for other, state in states.items() if other // self._group_size == group}
         inner = self._inner.state_of_lost(rank, own or states)
         if not own:
-            inner |= means_of(states.values(), REPLICA)
+            inner["optimizer"] = mean_state([state["optimizer"] for state in states.values()])
         return {**states[alike[0]], **{name: inner[name] for name in self._inner.state_dict()}}
 
 
