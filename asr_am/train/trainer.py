@@ -196,6 +196,7 @@ class Trainer:
                 self._resume()
                 resumed = self.team.gather(torch.tensor([self.progress.epoch, self.progress.done], dtype=torch.float64))
                 if not all(torch.equal(position, resumed[self.team.rank]) for position in resumed.values()):
+                    self.checkpoints.terms.check()  # another start of the run may have written one of them
                     raise InputError(
                         "the learners see different checkpoints; start again when all hosts see the same files"
                     )
