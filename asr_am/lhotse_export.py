@@ -20,6 +20,7 @@ from lhotse.supervision import AlignmentItem, SupervisionSegment
 
 from asr_am.data.kaldi_archive import read_scp
 from asr_am.data.manifests import channel_of, read_recordings, read_supervisions
+from asr_am.data.ownership import refuse_output
 from asr_am.data.textfile import write_lines
 from asr_am.decode.aligned import aligned_phones, aligned_words
 from asr_am.decode.ctm import FRAME_SHIFT, CtmWord
@@ -35,10 +36,16 @@ KINDS = ("mfcc", "logmel")
 
 
 def export(root: Path, system: str | None, out: Path) -> list[Path]:
-    """Writes the manifests, with the alignments of a system if one is named. Returns the directory of each set."""
+    """Writes the manifests, with the alignments of a system if one is named. Returns the directory of each set.
+
+    Raises:
+        InputError: there are no manifests, or `out` is in the output of a stage.
+    """
     sets = sorted(path.parent.name for path in (root / "data").glob("*/supervisions.jsonl.gz"))
     if not sets:
         raise InputError(f"{root / 'data'}: has no manifests; run stage 0 (data)")
+    for subset in sets:
+        refuse_output(out / subset)
     written = []
     for subset in sets:
         folder = out / subset

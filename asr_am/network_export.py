@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from asr_am import disk
+from asr_am.data.ownership import refuse_output
 from asr_am.egs.store import log_priors
 from asr_am.errors import InputError
 from asr_am.models.model_file import load_acoustic_model
@@ -60,6 +61,7 @@ def export_network(model_path: Path, out: Path, frames: int | None = None) -> fl
     formats = {".pt2": (_write_pt2, _load_pt2), ".onnx": (_write_onnx, _load_onnx)}
     if out.suffix not in formats:
         raise InputError(f"{out}: must end in .pt2 or .onnx")
+    refuse_output(out.parent)
     model, info = load_acoustic_model(model_path)
     counts_P = info.get("pdf_counts")
     if counts_P is None:

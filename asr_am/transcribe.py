@@ -142,12 +142,18 @@ class Transcriber:
     def _channels(
         self, audio: str | Path | np.ndarray, sampling_rate: int | None, channels: Channels
     ) -> list[np.ndarray]:
+        if not isinstance(audio, str | Path | np.ndarray):
+            raise InputError(f"audio of type {type(audio).__name__}: give a file, or a NumPy array of samples")
         if not isinstance(audio, np.ndarray):
             return read_audio(Path(audio), self.sampling_rate, channels)
         if sampling_rate is None or sampling_rate < 1:
             raise InputError(f"sampling_rate={sampling_rate}: give the rate of the samples in Hz")
         if audio.ndim not in (1, 2) or not audio.size:
             raise InputError(f"samples of shape {list(audio.shape)}: give [N] or [N, channels]")
+        if audio.ndim == 2 and audio.shape[0] < audio.shape[1]:
+            raise InputError(
+                f"samples of shape {list(audio.shape)}: more channels than samples; give [N, channels], as samples.T"
+            )
         scale = 1.0 / (np.iinfo(audio.dtype).max + 1) if np.issubdtype(audio.dtype, np.integer) else 1.0
         block_NC = audio.reshape(len(audio), -1).astype(np.float32) * np.float32(scale)
         return prepare_channels([block_NC], sampling_rate, self.sampling_rate, channels, "samples")

@@ -145,6 +145,8 @@ def test_manifests_have_features_and_alignments(root: Path, tmp_path: Path) -> N
         assert phone.duration == pytest.approx(0.01 * len(labels_T))
     assert SupervisionSet.from_file(tmp_path / "out/dev/supervisions.jsonl.gz")[0].alignment is None
     assert lhotse_export.main(["--exp", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    (root / "data/.key").write_text("0123456789abcdef\n{}\n", encoding="utf-8")
+    assert lhotse_export.main(["--exp", str(root), "--out", str(root / "data")]) == 1
 
 
 @pytest.mark.parametrize("form", ["folder", "cuts"])

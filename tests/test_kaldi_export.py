@@ -79,6 +79,19 @@ def test_files_of_the_user_stay(
     assert kaldi_export.main(arguments) == 0, "its own folders are written again"
 
 
+def test_outputs_of_stages_stay(
+    trained: tuple[Path, Spoken], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other/lang"
+    for output in (other, trained[0] / "align/sat"):
+        output.mkdir(parents=True, exist_ok=True)
+        (output / ".key").write_text("0123456789abcdef\n{}\n", encoding="utf-8")
+    for out in (other.parent, other / "kaldi", trained[0] / "align/sat"):
+        assert kaldi_export.main(["--exp", str(trained[0]), "--out", str(out)]) == 1
+        assert "is the output of a stage, and nothing else is written there" in capsys.readouterr().err
+    assert [path.name for path in other.iterdir()] == [".key"] and not (trained[0] / "align/sat/lang").exists()
+
+
 def test_the_lang_directory(trained: tuple[Path, Spoken], tmp_path: Path) -> None:
     root, _ = trained
     kaldi_export.export(root, "sat", tmp_path)

@@ -18,13 +18,15 @@ The folder that `train_model` is given as `out`, and those that `kaldi_export` w
 first only old checkpoints are removed. In the others the next export replaces its files.
 
 Whatever else there is belongs to the user. A folder without a marker is never removed, renamed or written into. Neither
-is an output that holds files which it was not made with. Both end with an error that names the file.
+is an output that holds files which it was not made with. Both end with an error that names the file. A command that
+writes into a folder of the user's choice refuses one in an output (`refuse_output`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from typing import Any
 from asr_am.errors import InputError
 
 KEY, DONE = ".key", ".done"
+OUTPUT_KEY = re.compile("[0-9a-f]{16}")  # in the `.key` of an output. That of a run from Python or an export is empty
 SIGNED = "<!-- made by asr_am, which replaces it -->"  # the first line of a file outside of outputs
 LOGS = "log"
 
@@ -58,7 +61,7 @@ def refuse_foreign(folder: Path, ours: Iterable[str], reason: str) -> None:
 def begun_key(folder: Path) -> str | None:
     """Returns the key that an output was begun with, from the first line of its `.key`. None without one."""
     path = folder / KEY
-    return path.read_text(encoding="utf-8").partition("\n")[0] if path.exists() else None
+    return path.read_text(encoding="utf-8", errors="replace").partition("\n")[0] if path.is_file() else None
 
 
 def begun_config(folder: Path) -> dict[str, Any]:
@@ -70,8 +73,18 @@ def begun_config(folder: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
+def refuse_output(folder: Path) -> None:
+    """Raises InputError if a folder that a command is to write into is the output of a stage, or in one."""
+    for output in (folder.absolute(), *folder.absolute().parents):
+        if OUTPUT_KEY.fullmatch(begun_key(output) or ""):
+            raise InputError(
+                f"{folder}: {output} is the output of a stage, and nothing else is written there; give another folder"
+            )
+
+
 def check_own_dir(folder: Path) -> None:
     """Raises InputError if a folder for a run from Python, or for an export, exists and is not one of this program."""
+    refuse_output(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / KEY).exists():
         raise InputError(
             f"{folder}: not made by this program, so nothing is written there; give another folder as `out`"

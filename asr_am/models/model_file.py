@@ -31,6 +31,8 @@ def write_torch(value: Any, path: Path) -> None:
 
 def check_torch(path: Path, remedy: str) -> None:
     """Compares the checksums of a file. Raises InputError with `remedy` if it is missing or damaged."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give a file in it, such as best.pt")
     try:
         with zipfile.ZipFile(path) as file:
             if damaged := file.testzip():

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from asr_am.data.ownership import refuse_output
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
@@ -46,9 +47,10 @@ def compare(folders: Sequence[Path], out: Path, command: str) -> None:
     """Writes out/COMPARE.md and its figures. A folder that is repeated counts once.
 
     Raises:
-        InputError: a folder is missing, has no finished epoch or a malformed file, or no two runs have the same
-            training data.
+        InputError: a folder is missing, has no finished epoch or a malformed file, no two runs have the same training
+            data, or `out` is in the output of a stage.
     """
+    refuse_output(out)
     once = {os.path.abspath(folder): folder for folder in folders}.values()
     runs = _with_unique_names([read_training_run(folder) for folder in once])
     _check_comparable(runs)

@@ -27,5 +27,6 @@ def exit_code(program: str, work: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail again
     except OSError as error:
-        print(f"{program}: {error.filename}: {error.strerror}; give a path that can be written", file=sys.stderr)
+        reason = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(f"{program}: {reason}; give a path that can be written", file=sys.stderr)
     return 1

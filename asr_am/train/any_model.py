@@ -23,10 +23,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +53,7 @@ from asr_am.train.trainable import Data, first_batch, running_statistics
 from asr_am.train.trainer import Trainer
 from asr_am.train.user_batches import Batches, EpochOrder, ListData, LoaderData, OneBatch, make_data
 
+log = logging.getLogger(__name__)
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, int]]
 NEVER = 1 << 40  # updates
 
@@ -86,7 +90,8 @@ def train_model(
     the consensus weights. Statistics of normalisation layers are averaged over the learners.
 
     Args:
-        model: the model, on its device. It is trained in place.
+        model: the model, on its device. It is trained in place, in training mode. Modules that are in evaluation mode
+            stay so, unless the model as a whole is.
         batches: a `DataLoader`, a dataset to divide into shuffled batches of `batch_size` examples, or a list of
             batches, which each epoch takes in this order. A sampler's order follows from `seed` and the epoch.
         loss: returns the mean loss of a batch over its examples, or the loss summed over its examples and their
@@ -112,19 +117,42 @@ def train_model(
         InputError: there are no batches, or an argument does not fit.
         LearnerLost: a learner died and the strategy cannot go on.
     """
+    _check_arguments(strategy, epochs, lr, optimizer, out)
     team = team or SingleProcess()
+    if not model.training:  # as a pretrained one that was loaded
+        model.train()
     options = TrainOptions(
         epochs=epochs, batch_size=1, seed=seed, optimizer=optimizer or OptimizerOptions(),
         schedule=Rate.of(lr, epochs), report_every=50, checkpoint_every=checkpoint_every if out else NEVER,
     )  # fmt: skip
     run = ModelRun(model, make_data(batches, batch_size, sizes, seed), loss, strategy, options, validate, out, team)
     trainer = Trainer(run, team)
+    done = run.epochs_done()
     try:
         trainer.train()
     finally:
         run.run_log.close()
+    if done == epochs and team.rank == 0:
+        log.warning("%s: is finished, and its results are returned; give another folder to train again", out)
     run.finish(trainer.strategy.consensus())
     return [Epoch(record["train_loss"], record.get("heldout_loss")) for record in trainer.progress.history]
+
+
+def _check_arguments(strategy: object, epochs: object, lr: object, optimizer: object, out: str | Path | None) -> None:
+    """Raises InputError for an argument of `train_model` of another type, or out of range."""
+    if not callable(strategy):
+        raise InputError(f"train_model: strategy={strategy!r} must be the class of a strategy, or a partial of one")
+    if isinstance(epochs, bool) or not isinstance(epochs, int):
+        raise InputError(f"train_model: epochs={epochs!r} must be a whole number")
+    if not callable(lr) and not (isinstance(lr, Real) and 0 <= float(lr) < math.inf):
+        raise InputError(f"train_model: lr={lr!r} must be a number that is not negative, or a function")
+    if not isinstance(optimizer, OptimizerOptions | None):
+        raise InputError(
+            f"train_model: optimizer is a {type(optimizer).__name__}; give OptimizerOptions, which name the rule and "
+            "its options"
+        )
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise InputError(f"train_model: out={out} is no folder; give another name")
 
 
 @dataclass(frozen=True)
@@ -200,6 +228,8 @@ class ModelRun:
         self.loader, self.options, self.learners, self.provenance = data, options, team.size, dict[str, object]()
         self._model, self._loss, self._factory, self._validate = model, loss, strategy, validate
         self._parameters = [(module, dict(module._parameters)) for module in model.modules()]
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise InputError("train_model: the model has no parameter that is trained (requires_grad)")
         self._whole = deepcopy(model)  # a strategy may take parameters out of `model`
         try:
             self._whole_params = FlatParams(self._whole)
@@ -238,7 +268,10 @@ class ModelRun:
         assert self._validate is not None
         self._whole.eval()
         with torch.no_grad():
-            return float(self._validate(self._whole)), 0.0
+            loss = self._validate(self._whole)
+        if not isinstance(loss, Real) and not (isinstance(loss, Tensor) and loss.numel() == 1):
+            raise InputError(f"train_model: validate returned a {type(loss).__name__}; return a number")
+        return float(loss), 0.0
 
     def save_best(
         self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
@@ -258,6 +291,13 @@ class ModelRun:
         digests = self.loader.digests(plan, 0, len(plan))
         fingerprint = hashlib.sha256(json.dumps([decides, digests, list(plan.sizes)]).encode()).hexdigest()[:16]
         return Checkpoints(self.out / "checkpoints", fingerprint)
+
+    def epochs_done(self) -> int:
+        """Returns how many epochs an earlier call has finished."""
+        path = self.out / "summary.json"
+        if not self._has_files or not path.exists():
+            return 0
+        return int(json.loads(path.read_text(encoding="utf-8"))["epochs_done"])
 
     def finish(self, w: Tensor) -> None:
         """Gives the user's model all of its parameters again, with the weights [N]."""

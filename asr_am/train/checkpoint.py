@@ -216,21 +216,25 @@ class Checkpoints:
         Raises:
             InputError: none is intact.
         """
-        damaged: list[tuple[Path, InputError]] = []
+        damaged: dict[Path, InputError] = {}
         for path in reversed(self.paths()):
             try:
-                state = read_torch(path / "run.pt", self._remedy())
-                for rank in state["members"] if isinstance(state, dict) else ():
-                    check_torch(path / f"learner-{rank}.pt", self._remedy())
+                self._check(path, f"it is kept as {path.name}.damaged, and the checkpoint before it is taken")
                 break
             except InputError as error:
-                damaged.append((path, error))
+                damaged[path] = error
         else:
             if damaged:
-                raise damaged[0][1]
-        for path, problem in damaged:
-            log.warning("%s; it is kept as %s.damaged, and the checkpoint before it is taken", problem, path.name)
+                self._check(next(iter(damaged)), self._remedy())
+        for path, problem in damaged.items():
+            log.warning("%s", problem)
             disk.rename(path, path.with_name(f"{path.name}.damaged"))
+
+    def _check(self, path: Path, remedy: str) -> None:
+        """Reads a checkpoint. Raises InputError with `remedy` if a file is missing or damaged."""
+        state = read_torch(path / "run.pt", remedy)
+        for rank in state["members"] if isinstance(state, dict) else ():
+            check_torch(path / f"learner-{rank}.pt", remedy)
 
     def load(self) -> dict[str, Any] | None:
         """Returns `run.pt` of the newest checkpoint, or None if there is no checkpoint.

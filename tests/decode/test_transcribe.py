@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from asr_am.decode import loading
 from asr_am.decode.decode_set import decode_sets
@@ -121,7 +122,8 @@ def test_from_python(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {len(static_TD) for static_TD in features.values()} == {len(scores_TP)} and np.isfinite(scores_TP).all()
     for wrong, rate, message in (
         (samples_N2, None, "give the rate"), (np.zeros(0), 8000, "give .N. or"), (np.zeros(800), 8000, "every sample"),
-        (np.full(800, np.nan), 8000, "NaN"),
+        (np.full(800, np.nan), 8000, "NaN"), (samples_N2.T, 8000, "more channels than samples"),
+        (torch.zeros(800), 8000, "audio of type Tensor: give a file, or a NumPy array"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             system.transcribe(wrong, rate)

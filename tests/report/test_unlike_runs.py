@@ -213,6 +213,8 @@ def test_compare_says_what_it_does_not_compare(tmp_path: Path) -> None:
     runs = write_pair(tmp_path / "swb", {})
     other = write_distributed(tmp_path / "swb", "adpsgd", 4, 4.0, [2.0, 1.2])
     runs.append(write_config(other, {"train.subset": 0.05}))
+    (runs[0] / ".key").write_text("0123456789abcdef\n{}\n", encoding="utf-8")
+    assert main([*map(str, runs), "--out", str(runs[0])]) == 1 and not (runs[0] / "COMPARE.md").exists()
     assert main([*map(str, runs), "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out/COMPARE.md").read_text()
     assert "train.subset=0.05 (adpsgd4-b64-s1); train.subset=1 (local1-b64-s1, sync4-b64-s1). To compare" in text

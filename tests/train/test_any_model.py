@@ -202,7 +202,9 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("strategy", [Sync, STRATEGIES["bmuf"]])
-def test_an_interrupted_training_continues_in_its_folder(strategy: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_interrupted_training_continues_in_its_folder(
+    strategy: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def train(team: Team, out: Path, stop_at: int | None) -> Tensor:
         count = 0
 
@@ -224,6 +226,9 @@ def test_an_interrupted_training_continues_in_its_folder(strategy: Callable[...,
         json.loads((tmp_path / name / "summary.json").read_text())["train_loss"] for name in ("whole", "parts")
     )
     assert losses == whole_losses and len(losses) >= 6
+    assert "whole: is finished, and its results are returned" not in caplog.text
+    again = simulate(partial(train, out=tmp_path / "whole", stop_at=1), learners=2)
+    assert torch.equal(again[0], whole[0]) and "whole: is finished, and its results are returned" in caplog.text
     with pytest.raises(InputError, match="belongs to a run with other options"):
         fit(strategy, None, out=tmp_path / "parts")
 
@@ -314,6 +319,36 @@ def test_a_folder_of_the_user_is_not_written_into(tmp_path: Path, learners: int)
         simulate(partial(fit, Sync, out=tmp_path), learners)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert mine.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"strategy": "sync"}, "strategy='sync' must be the class of a strategy"),
+    ({"epochs": 1.5}, "epochs=1.5 must be a whole number"),
+    ({"lr": -1}, "lr=-1 must be a number that is not negative"), ({"lr": "0.1"}, "lr='0.1' must be a number"),
+    ({"optimizer": "adam"}, "optimizer is a str; give OptimizerOptions"),
+    ({"out": __file__}, "test_any_model.py is no folder"),
+    ({"model": nn.Linear(3, 1).requires_grad_(False)}, "no parameter that is trained"),
+    ({"validate": lambda model: None}, "validate returned a NoneType; return a number"),
+])  # fmt: skip
+def test_a_wrong_argument_is_named(changes: dict[str, Any], message: str) -> None:
+    arguments = {"model": nn.Linear(3, 1), "batches": batches_of(), "loss": mean_error, "strategy": Sync} | changes
+    with pytest.raises(InputError, match=message):
+        train_model(**arguments)
+
+
+def test_a_model_in_evaluation_mode_is_trained_in_training_mode() -> None:
+    modes = []
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        modes.append([module.training for module in model.modules()])
+        return mean_error(model, batch)
+
+    for frozen in (False, True):
+        model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5)).eval()
+        if frozen:
+            model.train()[1].eval()
+        train_model(model, batches_of(), loss, Sync)
+        assert modes.pop() == [True, True, not frozen]
 
 
 def test_mistakes_are_named() -> None:

@@ -179,7 +179,8 @@ def test_a_damaged_newest_checkpoint_is_kept_aside_and_the_one_before_is_taken(
     part.write_bytes(part.read_bytes()[:-100])
     caplog.set_level("INFO")
     train(egs_dir, tmp_path / "damaged", two)
-    assert f"{newest.name}.damaged" in caplog.text and f"resuming from {before}" in caplog.text
+    kept = f"); it is kept as {newest.name}.damaged, and the checkpoint before it is taken\n"
+    assert kept in caplog.text and f"resuming from {before}" in caplog.text
     assert (newest.parent / f"{newest.name}.damaged/learner-0.pt").exists()
     parts = [tmp_path / name / f"checkpoints/{newest.name}/learner-0.pt" for name in ("whole", "damaged")]
     whole, again = (torch.load(part, weights_only=True)["strategy"]["weights"] for part in parts)

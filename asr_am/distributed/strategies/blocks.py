@@ -106,7 +106,8 @@ class BlockStrategy(Strategy):
             effect = f"and {steps * epochs} in all, so that no block ends and {self.num_models} models never meet"
         else:
             effect = f"so that the {self.num_models} models meet in some epochs only"
-        return [*found, f"{lead}, {effect}; set it to {max(1, steps // 4)}, for four blocks in an epoch"]
+        size = max(1, steps // 4)
+        return [*found, f"{lead}, {effect}; set it to {size}, for {steps // size} blocks in an epoch"]
 
     def _finish(self, part: slice) -> None:
         """Combines the models' elements `part`.
