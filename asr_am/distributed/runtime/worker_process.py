@@ -75,7 +75,10 @@ class WorkerEnv:
     def read(cls, variables: Mapping[str, str] = os.environ) -> WorkerEnv:
         """Reads the environment. Raises InputError naming the variable that is missing or wrong."""
         if "RANK" not in variables:
-            raise InputError("RANK is not in the environment: start learners with launcher=process, torchrun or Slurm")
+            raise InputError(
+                "RANK is not in the environment: start learners with launcher=process, asr_am.api.launch, torchrun or "
+                "Slurm"
+            )
         size = _read_int(variables, "WORLD_SIZE", low=1)
         rank = _read_int(variables, "RANK")
         if rank >= size:
