@@ -405,7 +405,7 @@ def test_a_block_that_never_ends_is_told_with_a_remedy(strategy: str, tmp_path: 
     models = 2 if strategy == "htm" else 4
     assert never == (
         "strategy.block_size=50: each learner takes 7 steps in an epoch, and 28 in all, so that no block ends and "
-        f"{models} models never meet; set it to 1, for four blocks in an epoch"
+        f"{models} models never meet; set it to 1, for 7 blocks in an epoch"
     )
     assert f"so that the {models} models meet in some epochs only; set it to 7," in seldom
     assert made.idle_options(steps=50, epochs=1) == []
