@@ -4,8 +4,9 @@
 
 Learners are the program of `launcher=process` (`asr_am.stages.train_worker`) on made-up examples, with a network of
 4 MB and a step of about 0.1 s on two cores. They are killed at random moments. Each part ends when the last of the new
-learners has done it. Figures are medians in seconds. Under adpsgd the others go on: `next step` is theirs, and the
-parts are those of the learner that was killed, to its next step.
+learners has done it. Figures are medians in seconds. The worst may have the validation after an epoch, which the next
+leader does again. Under adpsgd the others go on: `next step` is theirs, and the parts are those of the learner that was
+killed, to its next step.
 """
 
 from __future__ import annotations

@@ -339,10 +339,10 @@ def measure(system: str, rng: random.Random, mpi: Path, torchft: Path) -> list[f
 def columns(killed: float, pid: int) -> list[float]:
     """Returns seconds to the next step, steps repeated, seconds to a rejoin, and the longest gap from then on.
 
-    The first is infinite if no process takes steps any more.
+    The first is infinite if no process has taken a step since. Ours may be validating at the moment.
     """
     found = steps()
-    if found[-1][0] < time.time() - 1:
+    if found[-1][0] < killed + BEGIN:
         return [math.inf, 0, math.nan, math.nan]
     gaps = [(after[0] - before[0], index) for index, (before, after) in enumerate(pairwise(found))]
     _, index = max(gap for gap in gaps if found[gap[1]][0] < killed + BEGIN and found[gap[1] + 1][0] > killed)
