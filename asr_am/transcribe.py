@@ -142,10 +142,10 @@ class Transcriber:
     def _channels(
         self, audio: str | Path | np.ndarray, sampling_rate: int | None, channels: Channels
     ) -> list[np.ndarray]:
-        if not isinstance(audio, str | Path | np.ndarray):
-            raise InputError(f"audio of type {type(audio).__name__}: give a file, or a NumPy array of samples")
-        if not isinstance(audio, np.ndarray):
+        if isinstance(audio, str | Path):
             return read_audio(Path(audio), self.sampling_rate, channels)
+        if not isinstance(audio, np.ndarray):
+            raise InputError(f"audio of type {type(audio).__name__}: give a file, or a NumPy array of samples")
         if sampling_rate is None or sampling_rate < 1:
             raise InputError(f"sampling_rate={sampling_rate}: give the rate of the samples in Hz")
         if audio.ndim not in (1, 2) or not audio.size:

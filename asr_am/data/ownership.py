@@ -75,8 +75,13 @@ def begun_config(folder: Path) -> dict[str, Any]:
 
 def refuse_output(folder: Path) -> None:
     """Raises InputError if a folder that a command is to write into is the output of a stage, or in one."""
-    for output in (folder.absolute(), *folder.absolute().parents):
-        if OUTPUT_KEY.fullmatch(begun_key(output) or ""):
+    whole = folder.resolve()
+    for output in (whole, *whole.parents):
+        try:
+            is_output = OUTPUT_KEY.fullmatch(begun_key(output) or "")
+        except OSError:  # a .key of somebody else
+            continue
+        if is_output:
             raise InputError(
                 f"{folder}: {output} is the output of a stage, and nothing else is written there; give another folder"
             )

@@ -76,7 +76,8 @@ class TrainConfig:
     def make_run(self, rank: int = 0) -> ForkedRun:
         """Returns the run for the learner of this rank. Ranks that only serve parameters compute on the CPU.
 
-        A run on the CPU is the same at each call: learners that are forked share it, as do a process' teams of MPI.
+        A run on the CPU is the same at each call. Learners that are forked share it, and with MPI the teams that this
+        process belongs to one after the other.
         """
         from asr_am.models.device import choose_device
 

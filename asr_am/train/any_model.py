@@ -127,7 +127,7 @@ def train_model(
     )  # fmt: skip
     run = ModelRun(model, make_data(batches, batch_size, sizes, seed), loss, strategy, options, validate, out, team)
     trainer = Trainer(run, team)
-    done = run.epochs_done()
+    done = run.epochs_done() if out is not None else 0
     try:
         trainer.train()
     finally:
@@ -293,11 +293,11 @@ class ModelRun:
         return Checkpoints(self.out / "checkpoints", fingerprint)
 
     def epochs_done(self) -> int:
-        """Returns how many epochs an earlier call has finished."""
-        path = self.out / "summary.json"
-        if not self._has_files or not path.exists():
+        """Returns how many epochs an earlier call has finished, 0 if its summary.json cannot be read."""
+        try:
+            return int(json.loads((self.out / "summary.json").read_text(encoding="utf-8"))["epochs_done"])
+        except (OSError, ValueError, KeyError, TypeError):
             return 0
-        return int(json.loads(path.read_text(encoding="utf-8"))["epochs_done"])
 
     def finish(self, w: Tensor) -> None:
         """Gives the user's model all of its parameters again, with the weights [N]."""

@@ -226,6 +226,7 @@ class Checkpoints:
         else:
             if damaged:
                 self._check(next(iter(damaged)), self._remedy())
+            return
         for path, problem in damaged.items():
             log.warning("%s", problem)
             disk.rename(path, path.with_name(f"{path.name}.damaged"))
