@@ -2,10 +2,12 @@
 
 A Markov chain over phones, each given the two before it, with the relative frequencies of the alignments. Each phone in
 its context is a chain of HMM states, in chain models one for its first step and one for the others. Alignments of the
-training set are paths of this graph. They start and end anywhere, because chunks do.
+training set are paths of this graph. They start and end anywhere, because chunks do. States that no path tells apart
+are merged, as Kaldi does by minimizing the graph and its reverse.
 
-Shapes: S states of the graph, I phones of some alignments, V distinct phones in context with their states, C distinct
-chains of states after the same two phones, N pairs of neighbouring phones, K states of the longest phone.
+Shapes: S states of the graph, G groups of them, I phones of some alignments, V distinct phones in context with their
+states, C distinct chains of states after the same two phones, N pairs of neighbouring phones, K states of the longest
+phone.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from asr_am.hmm.states import StateTable
 
 UTTERANCES = 1000  # whose phones are counted at a time
 STEPS = 200  # frames after which the chain forgets where it began
+TOLERANCE = 1e-6  # relative difference of probabilities that are taken as equal
 REMEDY = "run stage 5 (egs) again"
 
 
@@ -115,12 +118,53 @@ def denominator_graph(alignments: Iterable[np.ndarray], states: StateTable) -> D
     start_S = np.full(size, 1 / size)
     for _ in range(STEPS):
         start_S = start_S @ arcs
-    return DenominatorGraph(
-        arcs.astype(np.float32),
-        pdf_S,
-        (start_S / start_S.sum()).astype(np.float32),
-        states.num_pdfs,
-    )
+    arcs, pdf_S, start_S = merge_states(arcs, pdf_S, start_S / start_S.sum())
+    return DenominatorGraph(arcs.astype(np.float32), pdf_S, start_S.astype(np.float32), states.num_pdfs)
+
+
+def merge_states(
+    arcs_SS: sparse.csr_array, pdf_S: np.ndarray, start_S: np.ndarray
+) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
+    """Merges states of the same pdf until none are left that no path tells apart. Sums over paths stay the same.
+
+    These are states from which every group of states is entered with the same probability, and states whose share of
+    what comes from every group is that which they have at the start (ordinary and exact lumpability of Markov chains,
+    Buchholz, "Exact and ordinary lumpability in finite Markov chains", 1994).
+
+    Args:
+        arcs_SS: transition probabilities, float64.
+        pdf_S: pdf of each state.
+        start_S: probability of each state at the start, above 0.
+    """
+    while True:
+        size = len(pdf_S)
+        for backward in (False, True):
+            inverse = sparse.diags_array(1 / start_S)
+            rows_SS = inverse @ arcs_SS.T @ sparse.diags_array(start_S) if backward else arcs_SS
+            group_S = _groups(sparse.csr_array(rows_SS), pdf_S)
+            member_GS = sparse.coo_array((np.ones(len(pdf_S)), (group_S, np.arange(len(pdf_S)))))
+            _, first_G = np.unique(group_S, return_index=True)
+            weighted_SS = sparse.diags_array(start_S) @ arcs_SS
+            pdf_S, start_S = pdf_S[first_G], member_GS @ start_S
+            arcs_SS = sparse.csr_array(sparse.diags_array(1 / start_S) @ (member_GS @ weighted_SS @ member_GS.T))
+        if len(pdf_S) == size:
+            return arcs_SS, pdf_S, start_S
+
+
+def _groups(rows_SS: sparse.csr_array, pdf_S: np.ndarray) -> np.ndarray:
+    """Returns each state's group: the coarsest groups of one pdf whose rows have the same sum over each group."""
+    random = np.random.default_rng(0)
+    _, group_S = np.unique(pdf_S, return_inverse=True)
+    groups = 0
+    while groups < group_S.max() + 1:
+        groups = group_S.max() + 1
+        # rows differ if and, but for a coincidence, only if their products with random numbers of the groups do
+        product_S = rows_SS @ (1 + random.random(groups))[group_S]
+        order = np.lexsort((product_S, group_S))
+        product, group = product_S[order], group_S[order]
+        differs = (np.diff(group) > 0) | (np.diff(product) > TOLERANCE * product[1:])
+        group_S[order] = np.cumsum(np.concatenate([[0], differs]))
+    return group_S
 
 
 def _phones(alignments: Iterable[np.ndarray], states: StateTable) -> Iterator[np.ndarray]:

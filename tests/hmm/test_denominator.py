@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from asr_am.errors import InputError
-from asr_am.hmm.denominator import DenominatorGraph, denominator_graph
+from asr_am.hmm.denominator import DenominatorGraph, denominator_graph, merge_states
 from asr_am.hmm.hmm_topology import phone_states, state_table
 from asr_am.hmm.states import StateTable
 from asr_am.hmm.tree import DecisionTree, Root, Split
@@ -107,6 +108,60 @@ def test_parts_make_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = denominator_graph(iter(alignments(states)), states)
     assert np.array_equal(whole.arcs_SS.toarray(), parts.arcs_SS.toarray())
     assert np.array_equal(whole.pdf_S, parts.pdf_S)
+
+
+def sum_of_paths(
+    arcs_SS: sparse.csr_array, pdf_S: np.ndarray, start_S: np.ndarray, scores_TP: np.ndarray, leaky: float
+) -> np.ndarray:
+    """Returns the sums over all paths of 1 to T frames, [T]."""
+    alpha_S, sums = start_S, []
+    for scores_P in scores_TP:
+        alpha_S = ((alpha_S + leaky * alpha_S.sum() * start_S) @ arcs_SS) * scores_P[pdf_S]
+        sums.append(alpha_S.sum())
+    return np.array(sums)
+
+
+@pytest.mark.parametrize("leaky", [0.0, 0.1])
+@pytest.mark.parametrize("backward", [False, True])
+def test_copies_of_states_are_merged_without_a_change_of_sums(backward: bool, leaky: float) -> None:
+    """Copies that have the same successors, or the same share of what comes from each state."""
+    rng = np.random.default_rng(1)
+    arcs_SS, start_S, pdf_S = rng.dirichlet(np.ones(6), 6), rng.dirichlet(np.ones(6)), np.array([0, 1, 2, 0, 1, 3])
+    original_C = np.repeat(np.arange(6), [1, 3, 2, 1, 1, 2])  # the state that each of the copies is of
+    member_CS = (original_C[:, None] == np.arange(6)).astype(float)
+    if backward:
+        share_C = np.concatenate([rng.dirichlet(np.ones(n)) for n in np.bincount(original_C)])
+        start_C = share_C * start_S[original_C]
+        # rows of copies differ, and their mean is the row of the state
+        ahead_C = np.concatenate([rng.normal(size=n) for n in np.bincount(original_C)])
+        ahead_C -= (member_CS @ (member_CS.T @ (share_C * ahead_C)[:, None]))[:, 0]
+        change_S = np.array([0.01, -0.01, 0.02, -0.02, 0.01, -0.01])
+        arcs_CC = (arcs_SS[original_C] + ahead_C[:, None] * change_S)[:, original_C] * share_C
+    else:
+        start_C = start_S[original_C] * rng.dirichlet(np.ones(10))
+        start_C /= start_C.sum()
+        share_CC = rng.random((10, 10))
+        share_CC /= (share_CC @ member_CS) @ member_CS.T
+        arcs_CC = arcs_SS[np.ix_(original_C, original_C)] * share_CC
+    before = sparse.csr_array(arcs_CC), pdf_S[original_C], start_C
+    merged = merge_states(*before)
+    assert len(merged[1]) == 6
+    scores_TP = rng.random((5, 4))
+    np.testing.assert_allclose(
+        sum_of_paths(*merged, scores_TP, leaky), sum_of_paths(*before, scores_TP, leaky), rtol=1e-9
+    )
+    np.testing.assert_allclose(merged[0].sum(axis=1), 1, rtol=1e-9)
+
+
+def test_graph_has_no_states_to_merge_and_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    merged, states = graph()
+    monkeypatch.setattr("asr_am.hmm.denominator.merge_states", lambda *whole: whole)
+    whole, _ = graph()
+    assert len(merged.pdf_S) < len(whole.pdf_S)
+    scores_TP = np.random.default_rng(0).random((20, states.num_pdfs))
+    both = [sum_of_paths(each.arcs_SS, each.pdf_S, each.start_S, scores_TP, 0.1) for each in (merged, whole)]
+    np.testing.assert_allclose(*both, rtol=1e-4)
+    assert len(merge_states(merged.arcs_SS, merged.pdf_S, merged.start_S)[1]) == len(merged.pdf_S)
 
 
 def test_files(tmp_path: Path) -> None:
