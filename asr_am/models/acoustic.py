@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from asr_am.errors import InputError
 from asr_am.extensions import find_class
@@ -141,6 +142,16 @@ def padding_mask(x_BTF: Tensor, lengths_B: Tensor | None) -> Tensor | None:
 def lengths_of_outputs(lengths_B: Tensor | None, subsampling: int) -> Tensor | None:
     """Returns the number of outputs of each sequence, ceil(length / subsampling)."""
     return None if lengths_B is None else (lengths_B + subsampling - 1) // subsampling
+
+
+def stack_frames(x_BTF: Tensor, lengths_B: Tensor | None, size: int) -> tuple[Tensor, Tensor | None]:
+    """Returns `size` frames side by side as one, and the lengths of what results. Zeros fill the last one."""
+    if size == 1:
+        return x_BTF, lengths_B
+    mask_BT1 = padding_mask(x_BTF, lengths_B)
+    x_BTF = x_BTF if mask_BT1 is None else x_BTF * mask_BT1
+    x_BTF = functional.pad(x_BTF, (0, 0, 0, -x_BTF.shape[1] % size))
+    return x_BTF.unflatten(1, (-1, size)).flatten(2), lengths_of_outputs(lengths_B, size)
 
 
 def subsample(x_BTF: Tensor, lengths_B: Tensor | None, subsampling: int) -> tuple[Tensor, Tensor | None]:

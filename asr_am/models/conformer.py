@@ -22,8 +22,8 @@ from asr_am.models.acoustic import (
     autocast,
     check_dropout,
     check_subsampling,
-    lengths_of_outputs,
     padding_mask,
+    stack_frames,
 )  # fmt: skip
 from asr_am.models.dropout import Dropout, dropout
 
@@ -91,16 +91,6 @@ class Conformer(AcousticModel):
             for layer in self.layers:
                 h_BTD = layer(h_BTD, mask_BT1)
             return h_BTD.to(dtype)
-
-
-def stack_frames(x_BTF: Tensor, lengths_B: Tensor | None, size: int) -> tuple[Tensor, Tensor | None]:
-    """Returns `size` frames side by side as one, and the lengths of what results. Zeros fill the last one."""
-    if size == 1:
-        return x_BTF, lengths_B
-    mask_BT1 = padding_mask(x_BTF, lengths_B)
-    x_BTF = x_BTF if mask_BT1 is None else x_BTF * mask_BT1
-    x_BTF = functional.pad(x_BTF, (0, 0, 0, -x_BTF.shape[1] % size))
-    return x_BTF.unflatten(1, (-1, size)).flatten(2), lengths_of_outputs(lengths_B, size)
 
 
 class ConformerLayer(nn.Module):

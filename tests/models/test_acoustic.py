@@ -26,13 +26,14 @@ from tests.support.toy_runs import OPTIONS, virtually
 
 SMALL = {
     "blstm": {"layers": 2, "cells": 8, "projection": 5},
+    "blstm 3": {"layers": 2, "cells": 8, "projection": 5, "subsampling": 3},
     "lstm": {"layers": 2, "cells": 8},
     "tdnnf": {"near_layers": 1, "far_layers": 2, "width": 12, "bottleneck": 4, "projection": 5},
     "tdnnf 3": {"near_layers": 1, "far_layers": 1, "width": 12, "bottleneck": 4, "projection": 5, "subsampling": 3},
     "conformer": {"layers": 2, "width": 8, "heads": 2, "feed_forward": 12, "kernel": 5},
     "conformer 3": {"layers": 1, "width": 8, "heads": 2, "feed_forward": 12, "kernel": 3, "subsampling": 3},
 }
-NEW = [name for name in SMALL if "lstm" not in name]
+NEW = [name for name in SMALL if name not in ("blstm", "lstm")]
 
 
 def options_of(name: str, **changed: object) -> dict:
@@ -107,7 +108,7 @@ def test_sync_learners_are_one_learner(name: str, tmp_path: Path) -> None:
     assert type(model).__name__.lower() == name.split()[0] and info["heldout_loss"] < 1.79
 
 
-@pytest.mark.parametrize(("name", "chain"), [("tdnnf", False), ("conformer 3", True)])
+@pytest.mark.parametrize(("name", "chain"), [("tdnnf", False), ("blstm 3", True), ("conformer 3", True)])
 def test_exported_networks_have_the_same_scores(name: str, chain: bool, tmp_path: Path) -> None:
     info = {"kind": "logmel", "chunk": 12, "pdf_counts": torch.arange(1, 12)}
     model, x_BTF = make(name).eval(), torch.randn(3, 12, 6)
