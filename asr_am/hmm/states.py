@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -80,7 +81,7 @@ class StateTable:
         """The pdf of each label (index label - 1), int32."""
         return self.labels_L3[:, 2]
 
-    @property
+    @cached_property
     def loop_label_L(self) -> np.ndarray:
         """The label of the self-loop after each label, int32. Without `first_steps` it is the same."""
         own_L = np.arange(1, len(self.labels_L3) + 1, dtype=np.int32)
@@ -91,7 +92,7 @@ class StateTable:
         own_L[first_L] = [self.label(*triple) for triple in later.tolist()]
         return own_L
 
-    @property
+    @cached_property
     def first_label_L(self) -> np.ndarray:
         """The label of state 0 for each label of state 1, the inverse of `loop_label_L`, int32."""
         first_L = np.arange(1, len(self.labels_L3) + 1, dtype=np.int32)
