@@ -15,12 +15,12 @@ from asr_am.errors import InputError
 from asr_am.options import build, choices
 from asr_am.stages.align import graph_lang
 from asr_am.stages.app import stage
-from asr_am.stages.layout import CHAIN, Layout, input_dirs, layout
+from asr_am.stages.layout import CHAIN, SYSTEMS, Layout, input_dirs, layout
 from asr_am.stages.networks import mmi_section, second_suits
 from asr_am.stages.sections import DecodeSection, values
 from asr_am.stages.systems import (
-    SYSTEMS,
     SystemPlan,
+    combined_runs,
     language_models,
     lm_scale_grid,
     plans,
@@ -227,6 +227,7 @@ def check_options(cfg: DictConfig) -> None:
         Window.parse(text, "second.suits.windows")
     lm_scale_grid(cfg)
     language_models(cfg)
+    combined_runs(cfg)
     if unknown := [name for name in cfg.systems if name not in SYSTEMS]:
         raise InputError(f"systems: {unknown[0]!r} is unknown{choices(str(unknown[0]), SYSTEMS)}")
 

@@ -17,9 +17,17 @@ from asr_am.features.fusion import stack_of
 from asr_am.options import build
 from asr_am.stages.align import ALIGNED_SETS
 from asr_am.stages.app import stage
-from asr_am.stages.layout import Layout, denominator_path, egs_dir, has_phone_states, input_dirs, layout, states_name
+from asr_am.stages.layout import (
+    GMM_FEATURES,
+    Layout,
+    denominator_path,
+    egs_dir,
+    has_phone_states,
+    input_dirs,
+    layout,
+    states_name,
+)
 from asr_am.stages.sections import EgsOptions, values
-from asr_am.stages.systems import GMM_FEATURES
 from asr_am.stages.target import Target
 
 log = logging.getLogger(__name__)

@@ -32,6 +32,9 @@ from asr_am.lang.lang_dir import UNSEEN
 from asr_am.options import check_name
 
 CHAIN = "chain"  # begins the name of the states of chain models
+GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM
+SYSTEMS = (*GMM_FEATURES, "nnet")
+COMBINED = "combined"  # the system of several networks
 MADE_BY = {  # the stages of the folders above, for messages
     "data": "0", "lang": "1", "lang_probs": "3", "lm": "1", "features": "2 (fmllr and ivector: 4)", "align": "3",
     "egs": "5", "train": "6", "graph": "7", "decode": "7", "likelihoods": "7", "rescore": "8", "score": "9",

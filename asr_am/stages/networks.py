@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.features.fusion import stack_of
 from asr_am.options import build, check_name
-from asr_am.stages.layout import has_phone_states, run_dir
+from asr_am.stages.layout import COMBINED, has_phone_states, run_dir
 from asr_am.stages.sections import FinalSection, MmiSection, SecondSection, Suits, values
 from asr_am.train.schedule import DEFAULT, for_batch, make_schedule
 
@@ -55,8 +55,11 @@ def mmi_run(cfg: DictConfig) -> str:
 
 
 def second_run(cfg: DictConfig) -> str:
-    """Returns the name of the run of the second network."""
-    return derived_run(cfg, check_name("second.model.name", str(cfg.second.model.name)))
+    """Returns the name of the run of the second network. Raises InputError if it is that of another one."""
+    name = check_name("second.model.name", str(cfg.second.model.name))
+    if name in (MMI, FINAL, COMBINED):
+        raise InputError(f"second.model.name={name}: ends the names of other runs; give the model another name")
+    return derived_run(cfg, name)
 
 
 def mmi_config(cfg: DictConfig) -> DictConfig:

@@ -28,13 +28,13 @@ from asr_am.features.fusion import base_of, stack_of, streams_of
 from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.data import copy_speeds
 from asr_am.stages.features import made_kind
-from asr_am.stages.layout import layout
+from asr_am.stages.layout import GMM_FEATURES, layout
 from asr_am.stages.networks import network_configs
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.overrides import asks_help
 from asr_am.stages.resolvers import composing, hours_of
 from asr_am.stages.sections import values
-from asr_am.stages.systems import GMM_FEATURES, lm_scale_grid
+from asr_am.stages.systems import lm_scale_grid
 from asr_am.stages.train_config import strategy_factory, without_name
 
 if TYPE_CHECKING:

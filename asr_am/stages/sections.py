@@ -28,7 +28,7 @@ from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.runtime.preemption import SIGNALS, signal_numbers
 from asr_am.errors import InputError
 from asr_am.options import build, check_least, check_name
-from asr_am.stages.layout import corpus_dir
+from asr_am.stages.layout import COMBINED, SYSTEMS, corpus_dir
 from asr_am.stages.overrides import home_hint
 
 LM_LAUNCHERS = ("alone", "virtual", "process")
@@ -58,6 +58,8 @@ class RecipeOptions:
         """Raises InputError if a value is out of range."""
         check_least(self, "", nj=1, learners=1, seed=0, speed_perturb_below=0)
         check_name("run", self.run)
+        if self.run in (*SYSTEMS, COMBINED):
+            raise InputError(f"run={self.run}: is the name of another system; give the training run another name")
 
 
 @dataclass(frozen=True)

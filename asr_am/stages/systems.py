@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig
 from asr_am.errors import InputError
 from asr_am.lang.lang_dir import UNSEEN
 from asr_am.options import check_name
-from asr_am.stages.layout import layout, states_name
+from asr_am.stages.layout import COMBINED, GMM_FEATURES, SYSTEMS, layout, states_name
 from asr_am.stages.networks import derived_run, final_run, mmi_run, second_run, second_suits
 
 if TYPE_CHECKING:
@@ -56,11 +56,6 @@ def scales_to_try(lm_dir: Path, grid: Sequence[Sequence[float]]) -> list[LmScale
     if knows_dev(lm_dir) and not (lm_dir / UNSEEN).is_dir():
         return [LmScale(*UNTUNED)]
     return lm_scales(grid)
-
-
-GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM
-SYSTEMS = (*GMM_FEATURES, "nnet")
-COMBINED = "combined"  # the system of several networks
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,19 @@ def plans(cfg: DictConfig) -> list[SystemPlan]:
         else:
             found.append(SystemPlan(name, name, GMM_FEATURES[name], None, None))
     if cfg.combine:
-        runs = tuple(check_name("combine", str(run)) for run in cfg.combine)
-        if COMBINED in runs:
-            raise InputError(f"combine={list(runs)}: {COMBINED} is the system that they make; name its networks")
+        runs = combined_runs(cfg)
         found.append(SystemPlan(COMBINED, states_name(cfg), cfg.features.name, None, None, combined=runs))
     return found
+
+
+def combined_runs(cfg: DictConfig) -> tuple[str, ...]:
+    """Returns the networks of `combine`. Raises InputError if they cannot be averaged."""
+    runs = tuple(check_name("combine", str(run)) for run in cfg.combine)
+    if COMBINED in runs:
+        raise InputError(f"combine={list(runs)}: {COMBINED} is the system that they make; name its networks")
+    if runs and len(set(runs)) < max(2, len(runs)):
+        raise InputError(f"combine={list(runs)}: name two networks or more, each once")
+    return runs
 
 
 def network_plans(cfg: DictConfig) -> list[SystemPlan]:
