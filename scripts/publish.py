@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -29,15 +30,20 @@ which no constant was fitted are predictions. Rows that restate another, or that
 left out. The commands make them, too."""
 
 _SUBSET = re.compile(r"^### (?P<name>\S+) \((?P<words>[\d,]+) words\)\n\n(?P<table>(?:\|.*\n)+)", re.MULTILINE)
-_ABSOLUTE_EXP = re.compile(r"^(    recipes/\S+.*?) exp=/\S+", re.MULTILINE)  # of one machine
+_COMMAND = re.compile(r"^    recipes/.*", re.MULTILINE)
+_ABSOLUTE_EXP = re.compile(r"exp='?/")  # of one machine
 _MEAN = re.compile(r"\*\*([\d.]+)\*\*")
 
 
 def publish(corpus: str) -> None:
     """Copies the results of a corpus to its recipe, without the plots."""
     source, folder = ROOT / "exp" / corpus / "RESULTS.md", ROOT / "recipes" / corpus
+    if Path(corpus).name != corpus:
+        sys.exit(f"{corpus}: is no name of a corpus; give that of a folder in exp")
     if not folder.exists():
         folder = ROOT / "recipes/kaldi"
+        if not source.exists() or "recipes/kaldi/run.sh" not in source.read_text():
+            sys.exit(f"{source}: is not of a recipe here, nor of data for recipes/kaldi")
     tables = [path.read_text() for path in table_files(ROOT / "exp" / corpus)]
     if tables:
         update_tables(folder / "TABLES.md", tables)
@@ -51,10 +57,20 @@ def update_results(path: Path, results: str) -> None:
     """Puts a report into RESULTS.md, above the runs that were added by hand."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     further = old[old.index(FURTHER) :] if FURTHER in old else ""
-    text = _ABSOLUTE_EXP.sub(r"\1", results).removeprefix(SIGNED)
+    text = _COMMAND.sub(lambda found: _elsewhere(found[0]), results).removeprefix(SIGNED)
     text = "\n".join(line for line in text.splitlines() if not line.startswith("!["))
     path.write_text(
         "\n\n".join(filter(None, [re.sub(r"\n{3,}", "\n\n", text).strip(), further.strip()])) + "\n", encoding="utf-8"
+    )
+
+
+def _elsewhere(command: str) -> str:
+    """Returns the command of a report without the folder of this machine."""
+    words = shlex.split(command)
+    return (
+        command
+        if not any(map(_ABSOLUTE_EXP.match, words))
+        else "    " + shlex.join(word for word in words if not _ABSOLUTE_EXP.match(word))
     )
 
 

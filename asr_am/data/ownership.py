@@ -14,8 +14,8 @@ a list of its files, once it is finished (asr_am/stages/target.py).
 - Temporary files: `tmp.asr_am.*` in an unfinished output (asr_am/data/temporary.py), archives that were downloaded, and
   the folders `asr_am-*` for sockets in the folder for temporary files, which have a marker of ours.
 
-The folder that `train_model` is given as `out`, and those that `kaldi_export` writes, are marked by `.key`, too. Of the
-first only old checkpoints are removed. In the others the next export replaces its files.
+The folder that `train_model` is given as `out`, and those that `kaldi_export` and `report.compare` write, are marked by
+`.key`, too. Of the first only old checkpoints are removed. In the others the next command replaces its files.
 
 Whatever else there is belongs to the user. A folder without a marker is never removed, renamed or written into. Neither
 is an output that holds files which it was not made with. Both end with an error that names the file. A command that
@@ -88,16 +88,16 @@ def refuse_output(folder: Path) -> None:
 
 
 def check_own_dir(folder: Path) -> None:
-    """Raises InputError if a folder for a run from Python, or for an export, exists and is not one of this program."""
+    """Raises InputError if a folder for a run from Python, or a command's files, exists and is not of this program."""
     refuse_output(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / KEY).exists():
         raise InputError(
-            f"{folder}: not made by this program, so nothing is written there; give another folder as `out`"
+            f"{folder}: not made by this program, so nothing is written there; give another folder, or an empty one"
         )
 
 
 def mark_own_dir(folder: Path) -> None:
-    """Makes the folder of a run from Python, or of an export, unless it exists."""
+    """Makes a folder as `check_own_dir` allows it, unless it exists."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / KEY).touch()
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from asr_am.data.ownership import refuse_output
+from asr_am.data.ownership import check_own_dir, mark_own_dir
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
@@ -48,14 +48,14 @@ def compare(folders: Sequence[Path], out: Path, command: str) -> None:
 
     Raises:
         InputError: a folder is missing, has no finished epoch or a malformed file, no two runs have the same training
-            data, or `out` is in the output of a stage.
+            data, or `out` has files that are not of a comparison, or is in the output of a stage.
     """
-    refuse_output(out)
+    check_own_dir(out)
     once = {os.path.abspath(folder): folder for folder in folders}.values()
     runs = _with_unique_names([read_training_run(folder) for folder in once])
     _check_comparable(runs)
     corpora = list(dict.fromkeys(run.config.corpus for run in runs))
-    out.mkdir(parents=True, exist_ok=True)
+    mark_own_dir(out)
     plot_heldout(runs, ", ".join(corpora), out / "heldout.png")
     sections = [
         "# Training runs compared",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NoReturn
 
 from asr_am.errors import InputError
@@ -16,6 +17,13 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; --help lists the options")
+
+
+def refuse_inputs(out: Path | None, inputs: Iterable[Path | None]) -> None:
+    """Raises InputError if a file to write is one of those to read."""
+    for path in inputs:
+        if out and path and out.exists() and path.exists() and out.samefile(path):
+            raise InputError(f"{out}: is read, so it would be replaced by the result; give another file")
 
 
 def exit_code(program: str, work: Callable[[], int | None]) -> int:

@@ -101,3 +101,20 @@ def test_results_are_copied_without_plots_above_what_is_written_by_hand(
         expected = "# Results\n\n    recipes/toy/run.sh a=1 b=2\n\n| kn2 |\n\n## Further runs\n\nBy hand.\n"
         assert path.read_text() == expected
     assert (tmp_path / "recipes/toy/TABLES.md").read_text().endswith("### A table\n")
+
+
+def test_only_data_of_recipes_kaldi_has_its_results_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    for folder in ("exp/mine", "exp/try/toy", "recipes/kaldi"):
+        (tmp_path / folder).mkdir(parents=True)
+    for corpus, command in (("try/toy", "recipes/toy/run.sh"), ("mine", "recipes/toy/run.sh"), ("absent", "")):
+        if command:
+            (tmp_path / f"exp/{corpus}/RESULTS.md").write_text(f"# Results\n\n    {command} seed=1\n")
+        with pytest.raises(SystemExit):
+            publish.publish(corpus)
+    assert not any((tmp_path / "recipes/kaldi").iterdir())
+    words = "--name mine 'a b=1' 'exp='\"'\"'/tmp/h x'\"'\"''"
+    (tmp_path / "exp/mine/RESULTS.md").write_text(f"# Results\n\n    recipes/kaldi/run.sh {words}\n")
+    publish.publish("mine")
+    expected = "# Results\n\n    recipes/kaldi/run.sh --name mine 'a b=1'\n"
+    assert (tmp_path / "recipes/kaldi/RESULTS.md").read_text() == expected

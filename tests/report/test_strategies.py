@@ -199,6 +199,11 @@ def test_runs_across_folders(corpus_dir: Path, tmp_path: Path, capsys: pytest.Ca
     assert f"| sync, 4 learners, {str(runs[1])[:-3]} | kn3 | 1 | 15.00 | +5.00 [" in text
     assert f"| sync, 4 learners, {str(other)[:-3]} | kn3 | 1 | 30.00 | +20.00 [" in text
     assert (out / "heldout.png").exists() and (out / "loss-by-strategy-b64.png").exists()
+    assert main([*map(str, runs), "--out", str(out)]) == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/COMPARE.md").write_text("mine")
+    assert main([*map(str, runs), "--out", str(tmp_path / "mine")]) == 1
+    assert (tmp_path / "mine/COMPARE.md").read_text() == "mine"
 
 
 def test_runs_of_two_corpora_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

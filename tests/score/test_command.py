@@ -72,6 +72,14 @@ def test_bad_options_end_with_one_line(
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--json", "--errors"])
+def test_inputs_are_not_replaced(files: list[str], option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    stm = Path(files[files.index("--stm") + 1])
+    before = stm.read_bytes()
+    assert main([*files, option, str(stm)]) == 1 and "is read, so it would be replaced" in capsys.readouterr().err
+    assert stm.read_bytes() == before
+
+
 def test_validation_refuses_what_hubscr_refuses(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,9 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
     assert not (tmp_path / "out.ctm").exists()
+    before = one.read_bytes()
+    assert main(["--out", str(one), "--ctm", str(one), str(one)]) == 1 and one.read_bytes() == before
+    assert "1.ctm: is read, so it would be replaced" in capsys.readouterr().err
     with pytest.raises(InputError, match="two systems"):
         rover([one], tmp_path / "out.ctm", Voting())
 
