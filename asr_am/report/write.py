@@ -17,7 +17,15 @@ from asr_am.report.markup import code, literal
 from asr_am.report.page import write_page
 from asr_am.report.plots import plot_heldout, plot_wer
 from asr_am.report.rescored import rescored_sections
-from asr_am.report.results import Family, SystemScore, group_by_seed, read_coverage, read_language_models, read_scores
+from asr_am.report.results import (
+    Family,
+    SystemScore,
+    group_by_seed,
+    read_coverage,
+    read_language_models,
+    read_record,
+    read_scores,
+)
 from asr_am.report.run_labels import system_names
 from asr_am.report.run_settings import describe
 from asr_am.report.runs import TrainingRun, group_runs, read_training_runs, trained_on_dev
@@ -58,6 +66,7 @@ def write_report(corpus_dir: Path, out: Path, command: str, description: str = "
             "WER in percent with its 95 % bootstrap interval. LM weight and insertion penalty are those with the "
             "lowest WER on dev.",
             tables.by_run(scores),
+            *_replaced(corpus_dir, scores),
             *_training_section(runs, trained_on_dev(corpus_dir)),
             *strategy_sections(runs, scores, out, "report/"),
             *rescored_sections(corpus_dir, families),
@@ -72,13 +81,22 @@ def write_report(corpus_dir: Path, out: Path, command: str, description: str = "
 
 
 def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:
-    """Warns of runs that were trained again since they were scored, by the dates in the records of both."""
+    """Warns of runs with a network that was trained again since they were scored, by the dates in the records."""
 
-    def trained(system: str) -> str:
-        path = corpus_dir / "train" / system / ".done"
-        return str(json.loads(path.read_text(encoding="utf-8")).get("date", "")) if path.exists() else ""
+    def record(stage: str, run: str) -> dict:
+        path = corpus_dir / stage / run / ".done"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
-    outdated = [score.run for score in scores if trained(score.system) > score.date]
+    def networks(decoded: str) -> set[str]:
+        """Returns the networks that a decoding run has used, also by way of other decoding runs."""
+        used = [Path(path) for path in record("decode", decoded).get("inputs", ())]
+        own = {path.name for path in used if path.parent.name == "train"}
+        return own.union(*(networks(path.name) for path in used if path.parent.name == "decode"))
+
+    def trained(score: SystemScore) -> str:
+        return max(str(record("train", run).get("date", "")) for run in {score.system, *networks(score.run)})
+
+    outdated = [score.run for score in scores if trained(score) > score.date]
     if not outdated:
         return []
     warning = (
@@ -86,6 +104,19 @@ def _retrained(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:
     )
     log.warning("%s: %s", corpus_dir, warning)
     return [f"**{literal(warning)}**"]
+
+
+def _replaced(corpus_dir: Path, scores: Sequence[SystemScore]) -> list[str]:
+    """Names the runs that were decoded with the network before sequence training, as that made fewer errors on dev."""
+    notes = []
+    for score in scores:
+        path = corpus_dir / "decode" / score.run / "decode.json"
+        record = read_record(path) if path.exists() else {}
+        tried = {attempt.get("network") for attempt in record.get("tried", ())}
+        network = record.get("chosen", {}).get("network", score.system)
+        if network != score.system and score.system in tried:
+            notes.append(f"{score.run} was decoded with the network of {network}, which makes fewer errors on dev.")
+    return [literal(" ".join(notes))] if notes else []
 
 
 def _families(scores: Sequence[SystemScore], runs: Sequence[TrainingRun]) -> list[Family]:

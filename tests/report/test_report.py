@@ -75,6 +75,23 @@ def test_a_run_that_was_trained_again_after_scoring_is_told(corpus_dir: Path) ->
     write_report(corpus_dir, corpus_dir / "report", "x")
     record = "Trained again since they were scored: blstm-s2_kn2, blstm-s2_kn3. Run stages 7 to 9"
     assert record in (corpus_dir / "RESULTS.md").read_text()
+    for run, used in (("blstm-s1_kn2", "blstm-s2_kn2"), ("blstm-s2_kn2", "x")):  # a decoding that uses another one
+        (corpus_dir / f"decode/{run}").mkdir(parents=True)
+        inputs = [f"exp/tiny/decode/{used}", "exp/tiny/train/blstm-s2"][run == "blstm-s2_kn2" :]
+        (corpus_dir / f"decode/{run}/.done").write_text(json.dumps({"inputs": inputs[:1]}))
+    write_report(corpus_dir, corpus_dir / "report", "x")
+    assert "scored: blstm-s1_kn2, blstm-s2_kn2, blstm-s2_kn3. Run" in (corpus_dir / "RESULTS.md").read_text()
+
+
+def test_results_of_the_network_before_sequence_training_are_told(corpus_dir: Path) -> None:
+    (corpus_dir / "decode/blstm-s2_kn2").mkdir(parents=True)
+    tried = [{"network": name, "errors": 3} for name in ("start-s2", "blstm-s2")]
+    for chosen, told in (("start-s2", True), ("blstm-s2", False)):
+        record = {"tried": tried, "chosen": {"network": chosen}}
+        (corpus_dir / "decode/blstm-s2_kn2/decode.json").write_text(json.dumps(record))
+        write_report(corpus_dir, corpus_dir / "report", "x")
+        said = "blstm-s2_kn2 was decoded with the network of start-s2, which makes fewer errors on dev."
+        assert (said in (corpus_dir / "RESULTS.md").read_text()) == told
 
 
 def test_hybrids_are_compared_with_the_furthest_gmm_of_the_same_lm(corpus_dir: Path) -> None:
