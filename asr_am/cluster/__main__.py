@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 import asr_am.cluster
 from asr_am.errors import InputError
-from asr_am.options import choices
+from asr_am.options import check_name, choices
 from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.option_checks import compose_job
 from asr_am.stages.overrides import asks_help
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str]) -> None:
             return
         from asr_am.cluster import predict as prediction
 
+        folder = Path(first.exp) / "cluster" / check_name("cluster.name", first.cluster.name)
         predicted = prediction.predict(cfgs, int(first.nj))
-        folder = Path(first.exp) / "cluster" / str(first.cluster.name)
         prediction.write(predicted, folder)
         print("\n".join(prediction.table(predicted)), prediction.recommend(predicted), folder / "scaling.png", sep="\n")
 

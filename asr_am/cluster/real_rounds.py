@@ -6,6 +6,7 @@ run it on each of them as for a training.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -16,9 +17,11 @@ from asr_am.cluster.predict import DENSITY, setting
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.idle_training import matrix_of
 from asr_am.distributed.simulator.epoch_timing import time_epoch
+from asr_am.errors import InputError
 from asr_am.stages.sections import values
 from asr_am.stages.train_config import strategy_factory
 
+log = logging.getLogger(__name__)
 SECONDS = 5.0  # of real computing per strategy, about
 LEAST_ROUNDS = 12
 SLEEP_JITTER = 0.01  # of learners that sleep. Equal ones would stay in step for ever where nothing keeps them there
@@ -42,14 +45,19 @@ HEAD = f"{'strategy':12} {'n':>3}  {'measured s':>10} {'predicted':>10}  ratio"
 
 
 def check(cfgs: Mapping[tuple[str, int], DictConfig]) -> Iterator[Check]:
-    """Yields measured and predicted seconds per round of each strategy, on host 0."""
+    """Yields measured and predicted seconds per round of each strategy, on host 0. Warns of those that do not fit."""
     for (name, learners), cfg in cfgs.items():
-        if (found := check_one(cfg, name, learners)) is not None:
-            yield found
+        try:
+            predicted = predicted_seconds(cfg, learners)
+        except InputError as error:
+            log.warning("left out: %s, %d learners: %s", name, learners, error)
+            continue
+        if (measured := measured_seconds(cfg, learners)) is not None:
+            yield Check(name, learners, measured, predicted)
 
 
-def check_one(cfg: DictConfig, name: str, learners: int) -> Check | None:
-    """Returns measured and predicted seconds per round of one strategy, None on hosts other than 0."""
+def measured_seconds(cfg: DictConfig, learners: int) -> float | None:
+    """Returns the measured seconds per round of the strategy of `cfg`, None on hosts other than 0."""
     hardware, workload, rounds = emulated(cfg, learners)
     strategy = strategy_factory(values(cfg.strategy))
     job = {
@@ -60,7 +68,7 @@ def check_one(cfg: DictConfig, name: str, learners: int) -> Check | None:
     }  # fmt: skip
     synchronous = strategy.func.is_synchronous(strategy.keywords)
     result = run_job(cfg, synchronous, job)
-    return None if result is None else Check(name, learners, result["seconds"], predicted_seconds(cfg, learners))
+    return None if result is None else float(result["seconds"])
 
 
 def predicted_seconds(cfg: DictConfig, learners: int) -> float:

@@ -44,7 +44,8 @@ class Faults:
     Attributes:
         slow: factor on the seconds of a learner's batches, by learner.
         late_share: share of messages that arrive late_seconds later than the links imply.
-        lost_share: share of messages that never arrive.
+        late_seconds: at most an hour.
+        lost_share: share of messages that never arrive, at most 0.9: lost ones are sent again until one arrives.
         late_tag: only messages with this tag are late, None for all.
     """
 
@@ -60,8 +61,8 @@ class Faults:
             _require_whole("cluster.faults.slow: learner", learner, least=0)
             _require(f"cluster.faults.slow.{learner}", factor, least=1.0)
         _require("cluster.faults.late_share", self.late_share, least=0.0, most=1.0)
-        _require("cluster.faults.late_seconds", self.late_seconds, least=0.0)
-        _require("cluster.faults.lost_share", self.lost_share, least=0.0, most=1.0)
+        _require("cluster.faults.late_seconds", self.late_seconds, least=0.0, most=3600.0)
+        _require("cluster.faults.lost_share", self.lost_share, least=0.0, most=0.9)
 
     @classmethod
     def build(cls, values: Mapping[str, Any]) -> Faults:

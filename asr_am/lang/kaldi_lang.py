@@ -18,7 +18,7 @@ REMEDY = "give the directory that utils/prepare_lang.sh wrote"
 
 def import_lang(source: Path, out: Path) -> None:
     """Writes the directory, where unknown words are `<unk>`. Raises InputError if a file is missing or inconsistent."""
-    phones, words = (read_symbols(source / name) for name in ("phones.txt", "words.txt"))
+    phones, words = (read_symbols(source / name, REMEDY) for name in ("phones.txt", "words.txt"))
     unknown = _one_name(source / "oov.txt")
     if unknown not in words or (unknown != UNKNOWN and UNKNOWN in words):
         raise InputError(f"{source / 'oov.txt'}: {unknown} is not the only unknown word of words.txt; {REMEDY}")

@@ -99,16 +99,16 @@ def write_symbols(path: Path, symbols: dict[str, int]) -> None:
     path.write_text("".join(f"{name} {number}\n" for name, number in symbols.items()), encoding="utf-8")
 
 
-def read_symbols(path: Path) -> dict[str, int]:
-    """Reads a Kaldi symbol table in the order of the file. Raises InputError if it is not one."""
+def read_symbols(path: Path, remedy: str = REDO) -> dict[str, int]:
+    """Reads a Kaldi symbol table in the order of the file. Raises InputError with the remedy if it is not one."""
     symbols: dict[str, int] = {}
-    for number, line in numbered_lines(path, REDO):
+    for number, line in numbered_lines(path, remedy):
         fields = split_words(line)
         if len(fields) != 2 or not NUMBER.fullmatch(fields[1]) or fields[0] in symbols:
-            raise InputError(f"{path}:{number}: not a symbol and its number, or a duplicate: {line!r}; {REDO}")
+            raise InputError(f"{path}:{number}: not a symbol and its number, or a duplicate: {line!r}; {remedy}")
         symbols[fields[0]] = int(fields[1])
     if symbols.get("<eps>") != 0 or "#0" not in symbols or len(set(symbols.values())) != len(symbols):
-        raise InputError(f"{path}: lacks <eps> 0 or #0, or has a duplicate number; {REDO}")
+        raise InputError(f"{path}: lacks <eps> 0 or #0, or has a duplicate number; {remedy}")
     return symbols
 
 

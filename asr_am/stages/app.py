@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -181,15 +182,27 @@ def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
         end_stage(f"stage {name}: {error}", 1)
     except Preempted as error:
         end_stage(f"stage {name}: asked to end by a signal: {error}", EXIT_PREEMPTED)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         end_stage(f"stage {name}: {explain(error, overrides)}", 1)
     except Exception as error:
         if stop := signal_behind(error):
             raise stop from None
+        if isinstance(error, UnicodeDecodeError) and (file := not_utf8(CONF)):
+            end_stage(f"stage {name}: {file}: is not UTF-8; save it as UTF-8", 1)
         if line := disk_problem(error, None):
             end_stage(f"stage {name}: {line}", 1)
         log.exception("stage %s failed%s", name, _log_hint())
         sys.exit(1)
+
+
+def not_utf8(conf: Path) -> Path | None:
+    """Returns the first file of a folder of configurations that is not UTF-8, None if all are."""
+    for path in sorted(conf.rglob("*.yaml")):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return path
+    return None
 
 
 def signal_behind(error: BaseException | None) -> KeyboardInterrupt | SystemExit | None:

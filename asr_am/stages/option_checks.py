@@ -41,6 +41,11 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
     check(cfg)
     if not str(cfg.exp).strip():
         raise InputError("exp=: is empty; give the folder for all results (is a variable of the shell unset?)")
+    if "experiment" in cfg:
+        raise InputError(
+            "experiment: a file of conf/experiment lacks its first line, `# @package _global_`, or is empty; begin it "
+            "with this line"
+        )
     check_names("", cfg, [*(field.name for field in fields(RecipeOptions)), *SECTIONS, TABLE, "suits"])
     for section in SECTIONS:
         if not OmegaConf.is_dict(cfg.get(section)):

@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -175,7 +176,10 @@ def configurations(overrides: Sequence[str] = ()) -> Iterator[None]:
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:
-    """Returns an error of Hydra or OmegaConf in one line, with the nearest names for a misspelt one."""
+    """Returns an error of Hydra, OmegaConf or YAML in one line, with the nearest names for a misspelt one."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return f"{mark.name}:{mark.line + 1}: not YAML ({error.problem}); correct this line"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         if name in PLUGINS:

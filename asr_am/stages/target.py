@@ -34,7 +34,16 @@ from typing import NamedTuple, TextIO
 
 from asr_am import disk
 from asr_am.data.checksums import FIELD, digest, file_crc32s
-from asr_am.data.ownership import DONE, KEY, begun_config, begun_key, files_in, refuse_foreign, refuse_unsigned
+from asr_am.data.ownership import (
+    DONE,
+    KEY,
+    OUTPUT_KEY,
+    begun_config,
+    begun_key,
+    files_in,
+    refuse_foreign,
+    refuse_unsigned,
+)
 from asr_am.data.temporary import remove_leftovers
 from asr_am.errors import DISK_FULL, InputError, is_disk_full
 from asr_am.options import flatten
@@ -382,7 +391,7 @@ def _fingerprint(path: Path) -> object:
             )
         return [record["key"], {name: size for name, size in record["files"].items() if name not in (DONE, KEY)}]
     if path.is_dir():
-        if path.with_name(path.name + ".partial").exists() or (path / KEY).exists():
+        if path.with_name(path.name + ".partial").exists() or OUTPUT_KEY.fullmatch(begun_key(path) or ""):
             raise InputError(f"{path} is unfinished; {_run_stage(path)} first")
         return [
             [str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns]

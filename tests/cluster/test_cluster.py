@@ -62,7 +62,7 @@ def test_the_recommendation_weighs_speed_against_accuracy(others: list[Predictio
 
 
 def test_this_host_is_measured_and_a_prediction_for_it_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The prediction is only asked to be of the right size: another test may have the processor."""
     monkeypatch.setattr(measure, "CONF", tmp_path)
@@ -77,8 +77,11 @@ def test_this_host_is_measured_and_a_prediction_for_it_is_checked(
     assert cluster.devices == 2 and cluster.host_bandwidth > 1e7 and 0 < cluster.host_latency < 0.1
     assert Workload.build(made["workload"]).frames_per_second == {"cpu": 9000.0}
     cfg.cluster, cfg.workload = made["cluster"], made["workload"]
-    (found,) = real_rounds.check({("sync", 2): cfg})
-    assert found.predicted == pytest.approx(found.measured, rel=0.5)
+    htm = config(*SMALL, "strategy=htm", "launcher=process", "learners=2", f"exp={tmp_path}", "train.batch_size=256")
+    htm.cluster, htm.workload = made["cluster"], made["workload"]
+    (found,) = real_rounds.check({("htm", 2): htm, ("sync", 2): cfg})
+    assert found.strategy == "sync" and found.predicted == pytest.approx(found.measured, rel=0.5)
+    assert "left out: htm, 2 learners: strategy.group_size=8: does not divide learners=2" in caplog.text
     (tmp_path / "cluster/mine.yaml").write_text("name: of a user")
     with pytest.raises(InputError, match=r"mine\.yaml: was not made by this command"):
         measure.measure(cfg, "mine")

@@ -89,6 +89,10 @@ def test_what_does_not_belong_together_is_one_line(copy: Path, tmp_path: Path) -
         assert "\n" not in str(caught.value)
 
     train, lang = copy / "kaldi/tri_train", copy / "kaldi/lang"
+    words = (lang / "words.txt").read_text()
+    (lang / "words.txt").write_text(words.replace(" ", "_"))
+    refused(r"words\.txt:1: not a symbol and its number, .*; give the directory that utils/prepare_lang\.sh wrote")
+    (lang / "words.txt").write_text(words)
     archive = (train / "ali.1.gz").read_bytes()
     entries = dict(kaldiio.load_ark(io.BytesIO(gzip.decompress(archive))))
 

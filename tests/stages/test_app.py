@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from asr_am.errors import InputError
@@ -153,6 +155,25 @@ def test_a_users_mistake_is_one_line(tmp_path: Path, body: str, overrides: tuple
     process = start(tmp_path, body, *overrides)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and expected in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"a: [\n", r"conf/mine\.yaml:2: not YAML \(.*\); correct this line"),
+        (b"a:\t- b: c\n", r"conf/mine\.yaml:1: not YAML"),
+        (b"a: caf\xe9\n", r"conf/mine\.yaml: is not UTF-8"),
+    ],
+)
+def test_a_mistake_in_a_file_of_conf_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: bytes, expected: str
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/mine.yaml").write_bytes(content)
+    monkeypatch.setattr("asr_am.stages.app.CONF", tmp_path / "conf")
+    with pytest.raises(SystemExit), reports_errors("toy", []):
+        OmegaConf.load(tmp_path / "conf/mine.yaml")
+    assert re.search(expected, caplog.messages[-1]) and not caplog.records[-1].exc_info
 
 
 def test_torch_save_on_a_full_disk_is_an_input_error(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) 
         ("+mmi.foo=1", r"^mmi\.foo: there is no such"), ("train.chunk=-1", r"^train\.chunk=-1: must"),
         ("+train.chain.leeky=1", r"^train\.chain\.leeky: .* did you mean leaky\?"),
         ("chain.leaves=0", r"^chain\.leaves must be"), ("+chain.leafs=1", r"^chain\.leafs: .* did you mean leaves\?"),
+        ("run=tri", r"^run=tri: is the name of another system"), ("run=combined", "^run=combined: is the name"),
+        ("combine=[a]", "^combine=.*: name two networks or more"), ("combine=[a,b,a]", "^combine=.*, each once$"),
         ("score.bootstrap=0", r"^score\.bootstrap=0: "), ("egs=null", "^egs=None: must be a section"),
     ],
 )  # fmt: skip
@@ -92,6 +94,18 @@ def test_a_wrong_option_of_any_group_is_named(default: DictConfig, override: str
     OmegaConf.update(cfg := default.copy(), parsed.key_or_group, parsed.value(), force_add=True)
     with pytest.raises(InputError, match=message):
         check_options(cfg, [override])
+
+
+def test_a_second_network_has_a_name_of_its_own(default: DictConfig) -> None:
+    OmegaConf.update(cfg := default.copy(), "second", {"train": True, "model": {"name": "combined"}})
+    with pytest.raises(InputError, match=r"^second\.model\.name=combined: ends the names of other runs"):
+        check_options(cfg, ["second.model.name=combined"])
+
+
+def test_an_experiment_without_its_first_line_is_told(default: DictConfig) -> None:
+    OmegaConf.update(cfg := default.copy(), "experiment", {"train": {"epochs": 3}}, force_add=True)
+    with pytest.raises(InputError, match="lacks its first line, `# @package _global_`"):
+        check_options(cfg, ["experiment=mine"])
 
 
 def test_a_wrong_option_in_a_later_job_of_a_sweep_is_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from asr_am import disk
-from asr_am.data.ownership import SIGNED
+from asr_am.data.ownership import SIGNED, mark_own_dir
 from asr_am.errors import InputError
 from asr_am.stages.target import Target
 
@@ -256,6 +256,12 @@ def test_missing_and_unfinished_inputs_are_named(tmp_path: Path, source: Path) -
         target(tmp_path, source, in_place=True, build=lambda folder: folder.joinpath("half", str(1 / 0)) and None).run()
     with pytest.raises(InputError, match="out is unfinished"):
         Target(tmp_path / "second", [tmp_path / "out"], {}, copy_of(source)).run()
+
+
+def test_a_folder_that_an_export_has_marked_is_an_input(tmp_path: Path, source: Path) -> None:
+    mark_own_dir(tmp_path / "exported")
+    (tmp_path / "exported/file").write_text("x")
+    assert Target(tmp_path / "second", [tmp_path / "exported"], {}, copy_of(source)).run()
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_text("w"), Path.unlink], ids=["cut", "gone"])

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from asr_am.errors import InputError
 from asr_am.train.audit import audit, main
 from asr_am.train.run_setup import StrategyFactory
 from tests.support.egs_examples import write_examples
-from tests.support.toy_runs import virtually
+from tests.support.toy_runs import OPTIONS, virtually
 
 SERVED = partial(PsAsync, servers=2, timeout=2.0)
 
@@ -127,6 +128,21 @@ def test_the_command(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert main() == 0 and " batches, 0 deaths: no problem" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"is .* a finished run\?"):
         audit(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("summary.json", '{"a": 1}'), ("leases.jsonl", "[1]\n"), ("leases.jsonl", "{}\n")]
+)
+def test_files_of_something_else_are_named(good: Path, tmp_path: Path, name: str, text: str) -> None:
+    shutil.copytree(good, tmp_path / "run")
+    (tmp_path / "run" / name).write_text(text)
+    with pytest.raises(InputError, match=r"run: leases\.jsonl, .* not as a run writes it"):
+        audit(tmp_path / "run")
+
+
+def test_a_run_on_dev_has_no_held_out_losses(egs_dir: Path, tmp_path: Path) -> None:
+    virtually(egs_dir, tmp_path, Sync, options=replace(OPTIONS, with_dev=True))
+    assert not audit(tmp_path).problems
 
 
 @pytest.mark.parametrize(("later", "problems"), [(0, 0), (1, 1)])
