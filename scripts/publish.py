@@ -67,11 +67,8 @@ def update_results(path: Path, results: str) -> None:
 def _elsewhere(command: str) -> str:
     """Returns the command of a report without the folder of this machine."""
     words = shlex.split(command)
-    return (
-        command
-        if not any(map(_ABSOLUTE_EXP.match, words))
-        else "    " + shlex.join(word for word in words if not _ABSOLUTE_EXP.match(word))
-    )
+    kept = [word for word in words if not _ABSOLUTE_EXP.match(word)]
+    return command if kept == words else f"    {shlex.join(kept)}"
 
 
 def update_tables(path: Path, tables: list[str]) -> None:
