@@ -47,6 +47,8 @@ def publish(corpus: str) -> None:
     tables = [path.read_text() for path in table_files(ROOT / "exp" / corpus)]
     if tables:
         update_tables(folder / "TABLES.md", tables)
+    if source.exists() and not source.read_text().removeprefix(SIGNED).lstrip().startswith("# Results"):
+        sys.exit(f"{source}: is no report of a recipe; make it by stage 10")
     if source.exists():
         update_results(folder / "RESULTS.md", source.read_text())
     elif not tables:

@@ -30,6 +30,8 @@ from asr_am.hmm.alignments import read_alignments, write_alignments
 from asr_am.hmm.frames import FrameStore
 from asr_am.hmm.fst_arrays import FstArrays
 from asr_am.hmm.states import StateTable
+from asr_am.lang.lang_dir import read_symbols, write_symbols
+from asr_am.stages.align import kaldi_ivectors
 from local.kaldi.prepare import prepare
 from tests.support.decoding_corpus import OPTIONS, write_network, write_system
 from tests.support.kaldi_corpus import LEXICON, RATE, write_kaldi_dir
@@ -86,9 +88,18 @@ def test_kaldis_graph_comes_back_as_it_was(root: Path, tmp_path: Path) -> None:
     ids.relabel(ids.ilabel_A + 1000 * (ids.ilabel_A > 0)).to_fst().write(str(run / "graph/HCLG.fst"))
     with pytest.raises(InputError, match=r"transition-ids that .* lacks"):
         import_graph(run / "graph", run / "final.mdl", root / "lang", graph)
-    (run / "graph/words.txt").write_text("<eps> 0\n#0 1\nOTHER 2\n")
-    with pytest.raises(InputError, match=r"other words than those of align\.lang"):
-        import_graph(run / "graph", run / "final.mdl", root / "lang", graph)
+    numbers = read_symbols(run / "graph/words.txt")
+    first, second, *_ = (word for word in numbers if word[0] not in "<#")
+    swapped = {**numbers, first: numbers[second], second: numbers[first]}
+    for words in ({"<eps>": 0, "#0": 1, "OTHER": 2}, swapped):
+        write_symbols(run / "graph/words.txt", words)
+        with pytest.raises(InputError, match=r"other words than those of align\.lang"):
+            import_graph(run / "graph", run / "final.mdl", root / "lang", graph)
+
+
+def test_folders_of_ivectors_are_given_by_set() -> None:
+    with pytest.raises(InputError, match=r'align\.ivectors=foo: must be "{train: DIR'):
+        kaldi_ivectors({"ivectors": "foo"})
 
 
 def test_online_ivectors_of_kaldi(root: Path, tmp_path: Path) -> None:

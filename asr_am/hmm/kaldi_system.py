@@ -68,7 +68,7 @@ def import_system(folders: dict[str, Path], lang_dir: Path, features_dir: Path, 
 def _check_phones(folder: Path, transitions: TransitionModel, lang: Lang) -> None:
     """Raises InputError unless the system has the phones of the lang directory, under the same numbers."""
     own = folder / "phones.txt"
-    if own.is_file() and read_symbols(own) != lang.phones:
+    if own.is_file() and read_symbols(own, REMEDY) != lang.phones:
         raise InputError(f"{own}: other phones than those of align.lang; give the lang directory of this system")
     if transitions.states_P.keys() != {*lang.silence_phones, *lang.nonsilence_phones}:
         raise InputError(f"{folder / 'final.mdl'}: other phones than those of align.lang; give that of this system")

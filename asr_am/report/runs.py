@@ -73,6 +73,7 @@ class TrainingRun:
     Attributes:
         loss_E: held-out loss, nats per frame.
         frame_error_E: held-out frame error rate, percent.
+        teams: learners of each team that has done a part of it, empty in old records.
         seconds: of training, on the clock named in `config`.
         seconds_E: the same by epoch.
         staleness: number of updates by staleness.
@@ -88,6 +89,7 @@ class TrainingRun:
     config: RunConfig
     loss_E: Sequence[float]
     frame_error_E: Sequence[float]
+    teams: Sequence[int]
     seconds: float | None
     seconds_E: Sequence[float]
     frames_per_second: float | None
@@ -124,8 +126,8 @@ class TrainingRun:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds of training per epoch, None if unknown or not timed."""
-        return self.seconds / self.epochs_done if self.seconds else None
+        """Seconds of training per epoch. None if unknown or not timed, or if the number of learners changed."""
+        return self.seconds / self.epochs_done if self.seconds and len(set(self.teams)) < 2 else None
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,7 @@ def _run(folder: Path, summary: Mapping[str, Any]) -> TrainingRun:
         config=_run_config(folder, summary),
         loss_E=[float(value) for value in summary["heldout_loss"]],
         frame_error_E=[100 * float(value) for value in summary["heldout_frame_error"]],
+        teams=_optional(summary, "teams", lambda teams: [_count(team["learners"]) for team in teams]) or [],
         seconds=_optional(summary, "seconds", _amount),
         seconds_E=_optional(summary, "seconds_per_epoch", _amounts) or [],
         frames_per_second=_optional(summary, "frames_per_second", _amount),

@@ -63,7 +63,8 @@ def training(runs: Sequence[TrainingRun]) -> str:
     for run in runs:
         best = run.best_epoch - 1
         config = run.config
-        settings = [run.name, config.strategy, _cell(config.learners), _cell(config.batch)]
+        learners = ", then ".join(map(str, run.teams)) if len(set(run.teams)) > 1 else _cell(config.learners)
+        settings = [run.name, config.strategy, learners, _cell(config.batch)]
         settings.append(finished(run.epochs_done, config.epochs))
         results = [str(run.best_epoch), f"{run.loss_E[best]:.4f}", f"{run.frame_error_E[best]:.2f} %"]
         made = [run.frames_per_second, config.clock, run.seconds, run.config_hash, run.commit]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from asr_am.errors import InputError
-from asr_am.score.cli import CommandLineParser, exit_code, refuse_inputs
+from asr_am.score.cli import CommandLineParser, check_out, exit_code
 from asr_am.score.files import STM_FIELDS, read_stm, show
 from asr_am.score.output import write_alignments, write_json, write_table
 from asr_am.score.scoring import ALL, Reference
@@ -48,7 +48,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _run(options: argparse.Namespace) -> None:
     subsets = _subsets(options.subset) if options.subset else None
     for out in (options.json, options.errors):
-        refuse_inputs(out, (options.stm, options.ctm, options.glm))
+        check_out(out, (options.stm, options.ctm, options.glm))
+    if options.json and options.json == options.errors:
+        raise InputError(f"--json and --errors are both {options.json}; give two files")
     reference = Reference(options.stm, options.glm, subsets, case_sensitive=options.case_sensitive)
     if options.validate and (words := reference.unexpected_words(options.ctm)):
         raise InputError(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
+from asr_am.data.ownership import refuse_output
 from asr_am.errors import InputError
 
 
@@ -19,10 +20,13 @@ class CommandLineParser(argparse.ArgumentParser):
         raise InputError(f"{message}; --help lists the options")
 
 
-def refuse_inputs(out: Path | None, inputs: Iterable[Path | None]) -> None:
-    """Raises InputError if a file to write is one of those to read."""
+def check_out(out: Path | None, inputs: Iterable[Path | None]) -> None:
+    """Raises InputError if a file to write is one of those to read, or in the output of a stage."""
+    if out is None:
+        return
+    refuse_output(out.parent)
     for path in inputs:
-        if out and path and out.exists() and path.exists() and out.samefile(path):
+        if path and out.exists() and path.exists() and out.samefile(path):
             raise InputError(f"{out}: is read, so it would be replaced by the result; give another file")
 
 

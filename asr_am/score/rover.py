@@ -28,7 +28,7 @@ import numpy as np
 
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
-from asr_am.score.cli import CommandLineParser, exit_code, refuse_inputs
+from asr_am.score.cli import CommandLineParser, check_out, exit_code
 from asr_am.score.files import CTM_FIELDS, read_ctm, show
 
 SILENCE = 1.0  # seconds of the first system's silences at which the others may be cut
@@ -271,7 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work() -> None:
         options = parser.parse_args(arguments)
-        refuse_inputs(options.out, options.ctm)
+        check_out(options.out, options.ctm)
         rover(options.ctm, options.out, Voting(options.alpha, options.missing, options.method))
 
     return exit_code("asr_am.score.rover", work)

@@ -5,6 +5,7 @@ Their alignments also give the lexicon of decoding graphs its probabilities, in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,10 @@ def kaldi_folders(options: dict[str, Any]) -> dict[str, Path]:
 
 def kaldi_ivectors(options: dict[str, Any]) -> dict[str, Path]:
     """Returns the directories with Kaldi's i-vectors by set, {} without. Raises InputError if one is missing."""
-    folders = {}
-    for subset, folder in (options.get("ivectors") or {}).items():
+    folders, given = {}, options.get("ivectors") or {}
+    if not isinstance(given, Mapping):
+        raise InputError(f'align.ivectors={given}: must be "{{train: DIR, dev: DIR, test: DIR}}"')
+    for subset, folder in given.items():
         if not folder or not (Path(folder) / "ivector_online.scp").is_file():
             raise InputError(f"align.ivectors.{subset}={folder}: has no ivector_online.scp; see conf/align/kaldi.yaml")
         folders[subset] = Path(folder)

@@ -112,6 +112,10 @@ def test_only_data_of_recipes_kaldi_has_its_results_there(tmp_path: Path, monkey
             (tmp_path / f"exp/{corpus}/RESULTS.md").write_text(f"# Results\n\n    {command} seed=1\n")
         with pytest.raises(SystemExit):
             publish.publish(corpus)
+    (tmp_path / "exp/kaldi").mkdir()
+    (tmp_path / "exp/kaldi/RESULTS.md").write_text("hello")
+    with pytest.raises(SystemExit, match="is no report"):
+        publish.publish("kaldi")
     assert not any((tmp_path / "recipes/kaldi").iterdir())
     words = "--name mine 'a b=1' 'exp='\"'\"'/tmp/h x'\"'\"''"
     (tmp_path / "exp/mine/RESULTS.md").write_text(f"# Results\n\n    recipes/kaldi/run.sh {words}\n")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from asr_am.report import tables
 from asr_am.report.compare import main
 from asr_am.report.results import read_scores
-from asr_am.report.runs import read_training_runs
+from asr_am.report.runs import read_training_run, read_training_runs
 from asr_am.report.strategies import strategy_sections
 from asr_am.report.write import write_report
 from tests.support.report_files import SEGMENTS, write_distributed, write_run, write_score
@@ -204,6 +205,15 @@ def test_runs_across_folders(corpus_dir: Path, tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "mine/COMPARE.md").write_text("mine")
     assert main([*map(str, runs), "--out", str(tmp_path / "mine")]) == 1
     assert (tmp_path / "mine/COMPARE.md").read_text() == "mine"
+
+
+def test_a_run_whose_team_changed_has_no_time_of_an_epoch(corpus_dir: Path) -> None:
+    teams = [{"updates": 0, "learners": 2}, {"updates": 9, "learners": 4}]
+    folder = write_distributed(corpus_dir, "sync", 4, HOUR, [1.5, 1.0], name="grown", teams=teams)
+    run = read_training_run(folder)
+    assert run.epoch_seconds is None and "| grown-s1 | sync | 2, then 4 | 64 |" in tables.training([run])
+    folder = write_distributed(corpus_dir, "sync", 4, HOUR, [1.5, 1.0], name="stopped", teams=[teams[1]] * 2)
+    assert read_training_run(folder).epoch_seconds == HOUR / 2
 
 
 def test_runs_of_two_corpora_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

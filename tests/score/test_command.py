@@ -80,6 +80,17 @@ def test_inputs_are_not_replaced(files: list[str], option: str, capsys: pytest.C
     assert stm.read_bytes() == before
 
 
+def test_results_are_not_written_into_each_other_or_an_output(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*files, "--json", str(tmp_path / "a"), "--errors", str(tmp_path / "a")]) == 1
+    assert "give two files" in capsys.readouterr().err and not (tmp_path / "a").exists()
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/.key").write_text("0123456789abcdef\n{}")
+    assert main([*files, "--json", str(tmp_path / "output/wer.json")]) == 1
+    assert "is the output of a stage" in capsys.readouterr().err
+
+
 def test_validation_refuses_what_hubscr_refuses(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
