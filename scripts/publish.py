@@ -38,21 +38,22 @@ _MEAN = re.compile(r"\*\*([\d.]+)\*\*")
 def publish(corpus: str) -> None:
     """Copies the results of a corpus to its recipe, without the plots."""
     source, folder = ROOT / "exp" / corpus / "RESULTS.md", ROOT / "recipes" / corpus
-    if Path(corpus).name != corpus:
-        sys.exit(f"{corpus}: is no name of a corpus; give that of a folder in exp")
+    if not corpus or Path(corpus).name != corpus:
+        sys.exit(f"{corpus!r} is no name of a corpus; give that of a folder in exp")
+    report = source.read_text(encoding="utf-8") if source.exists() else ""
+    if report and not report.removeprefix(SIGNED).lstrip().startswith("# Results"):
+        sys.exit(f"{source}: is no report of a recipe; make it by stage 10")
     if not folder.exists():
         folder = ROOT / "recipes/kaldi"
-        if not source.exists() or "recipes/kaldi/run.sh" not in source.read_text():
+        if "recipes/kaldi/run.sh" not in report:
             sys.exit(f"{source}: is not of a recipe here, nor of data for recipes/kaldi")
-    tables = [path.read_text() for path in table_files(ROOT / "exp" / corpus)]
+    tables = [path.read_text(encoding="utf-8") for path in table_files(ROOT / "exp" / corpus)]
+    if not report and not tables:
+        sys.exit(f"{source} does not exist; run its recipe first")
     if tables:
         update_tables(folder / "TABLES.md", tables)
-    if source.exists() and not source.read_text().removeprefix(SIGNED).lstrip().startswith("# Results"):
-        sys.exit(f"{source}: is no report of a recipe; make it by stage 10")
-    if source.exists():
-        update_results(folder / "RESULTS.md", source.read_text())
-    elif not tables:
-        sys.exit(f"{source} does not exist; run its recipe first")
+    if report:
+        update_results(folder / "RESULTS.md", report)
 
 
 def update_results(path: Path, results: str) -> None:

@@ -33,7 +33,7 @@ def import_graph(source: Path, model: Path, lang_dir: Path, out: Path) -> None:
     transitions, _ = read_model(model)
     lang = Lang.load(lang_dir)
     words = read_symbols(source / "words.txt", REMEDY)
-    if {number for _, number in words.items() ^ lang.words.items()} - {lang.unk}:  # that of unknown words has two names
+    if {number for _, number in words.items() ^ lang.words.items()} - {lang.unk}:  # whose name may differ
         raise InputError(f"{source / 'words.txt'}: other words than those of align.lang; {REMEDY}")
     graph = FstArrays.from_fst(_read(source / "HCLG.fst"))
     if graph.num_states == 0 or graph.ilabel_A.max(initial=0) > len(transitions.label_K):

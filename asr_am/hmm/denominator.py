@@ -125,11 +125,11 @@ def denominator_graph(alignments: Iterable[np.ndarray], states: StateTable) -> D
 def merge_states(
     arcs_SS: sparse.csr_array, pdf_S: np.ndarray, start_S: np.ndarray
 ) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
-    """Merges states of the same pdf until none are left that no path tells apart. Sums over paths stay the same.
+    """Merges states of the same pdf that no path tells apart, until there are none. Sums over paths stay the same.
 
-    These are states from which every group of states is entered with the same probability, and states whose share of
-    what comes from every group is that which they have at the start (ordinary and exact lumpability of Markov chains,
-    Buchholz, "Exact and ordinary lumpability in finite Markov chains", 1994).
+    States are merged if they enter each group of states with the same probability (ordinary lumpability), or if what
+    enters them from each group is divided in the ratio of their start probabilities (exact lumpability). See Buchholz,
+    "Exact and ordinary lumpability in finite Markov chains" (1994).
 
     Args:
         arcs_SS: transition probabilities, float64.
@@ -139,12 +139,11 @@ def merge_states(
     while True:
         size = len(pdf_S)
         for backward in (False, True):
-            inverse = sparse.diags_array(1 / start_S)
-            rows_SS = inverse @ arcs_SS.T @ sparse.diags_array(start_S) if backward else arcs_SS
+            weighted_SS = sparse.diags_array(start_S) @ arcs_SS
+            rows_SS = sparse.diags_array(1 / start_S) @ weighted_SS.T if backward else arcs_SS
             group_S = _groups(sparse.csr_array(rows_SS), pdf_S)
             member_GS = sparse.coo_array((np.ones(len(pdf_S)), (group_S, np.arange(len(pdf_S)))))
             _, first_G = np.unique(group_S, return_index=True)
-            weighted_SS = sparse.diags_array(start_S) @ arcs_SS
             pdf_S, start_S = pdf_S[first_G], member_GS @ start_S
             arcs_SS = sparse.csr_array(sparse.diags_array(1 / start_S) @ (member_GS @ weighted_SS @ member_GS.T))
         if len(pdf_S) == size:

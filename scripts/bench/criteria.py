@@ -37,7 +37,7 @@ from asr_am.stages.resolvers import composing
 from asr_am.stages.train_config import TrainConfig
 from asr_am.train.run_setup import RunSetup
 
-MODELS = ("blstm", "blstm_lfr", "tdnnf", "conformer")
+MODELS = ("blstm", "tdnnf", "conformer")
 CRITERIA = {
     "ce": [],
     "mmi": ["mmi.train=true"],
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
     parser.add_argument("--criteria", nargs="+", choices=CRITERIA, default=list(CRITERIA))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["blstm", "tdnnf", "conformer"])
+    parser.add_argument("--models", nargs="+", choices=(*MODELS, "blstm_lfr"), default=list(MODELS))
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     arguments, more = parser.parse_known_args()
     cells = [(criterion, model) for criterion in arguments.criteria for model in arguments.models]

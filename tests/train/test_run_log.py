@@ -50,11 +50,11 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
 
 
-def segments(run: Path) -> list[list[Record]]:
-    """Reads the offline segments of a run directory, oldest first."""
+def segments(run: Path, finished: int = 1) -> list[list[Record]]:
+    """Reads the offline segments of a run directory, oldest first. The newest of them, `finished`, were not killed."""
     files = sorted((run / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     deadline = time.monotonic() + 30
-    while not has_ended(files[-1]) and time.monotonic() < deadline:
+    while not all(map(has_ended, files[-finished:])) and time.monotonic() < deadline:
         time.sleep(0.05)  # W&B's service may write after `finish`
     return [list(whole_records(path)) for path in files]
 
@@ -146,7 +146,7 @@ def test_a_resumed_run_continues_the_same_wandb_run(cfg: DictConfig, trained: Pa
         tracker.start(tmp_path, {})
         tracker.log({"loss": 1.0}, step)
         tracker.finish()
-    ids = [run_record(records).run_id for records in segments(tmp_path)]
+    ids = [run_record(records).run_id for records in segments(tmp_path, finished=2)]
     assert len(ids) == 2 and len(set(ids)) == 1 and ids[0] != wandb_id(trained)
 
 
