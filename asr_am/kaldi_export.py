@@ -52,6 +52,8 @@ from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
 from asr_am.score.cli import exit_code
 
+COMMAND = "asr_am.kaldi_export"
+
 
 def export(root: Path, system: str, out: Path) -> list[Path]:
     """Writes the directories of exp/<corpus>/align/<system>.
@@ -114,9 +116,9 @@ def export_decoding(root: Path, run: str, out: Path) -> list[Path]:
 def _make_dirs(*folders: Path) -> None:
     """Makes folders to write into. Raises InputError, before any is made, if one has files of the user."""
     for folder in folders:
-        check_own_dir(folder)
+        check_own_dir(folder, COMMAND)
     for folder in folders:
-        mark_own_dir(folder)
+        mark_own_dir(folder, COMMAND)
 
 
 def _write_lattices(archived: Path, lm_weight: float, target: Path) -> None:
@@ -175,7 +177,7 @@ def _write_adaptation(root: Path, folder: Path, subset: str, target: Path) -> No
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns its exit code: 0, or 1 after one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m asr_am.kaldi_export", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--exp", type=Path, required=True, metavar="DIR", help="output of a recipe: exp/<corpus>")
     parser.add_argument("--system", default="sat", help="GMM system (default: sat)")
     parser.add_argument("--decode", metavar="RUN", help="also write this run of exp/<corpus>/decode")
@@ -188,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.decode:
             print(*export_decoding(options.exp, options.decode, options.out))
 
-    return exit_code("asr_am.kaldi_export", work)
+    return exit_code(COMMAND, work)
 
 
 if __name__ == "__main__":

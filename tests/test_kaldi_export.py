@@ -72,7 +72,7 @@ def test_files_of_the_user_stay(
     own.parent.mkdir(parents=True)
     own.write_text("mine", encoding="utf-8")
     assert kaldi_export.main(arguments) == 1
-    assert "sat_train: not made by this program" in capsys.readouterr().err
+    assert "sat_train: not made by asr_am.kaldi_export" in capsys.readouterr().err
     assert own.read_text(encoding="utf-8") == "mine" and not (tmp_path / "data/lang").exists()
     own.unlink()
     assert kaldi_export.main(arguments) == 0

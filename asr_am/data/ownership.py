@@ -34,7 +34,7 @@ from typing import Any
 from asr_am.errors import InputError
 
 KEY, DONE = ".key", ".done"
-OUTPUT_KEY = re.compile("[0-9a-f]{16}")  # in the `.key` of an output. That of a run from Python or an export is empty
+OUTPUT_KEY = re.compile("[0-9a-f]{16}")  # in the `.key` of an output. Other folders have their command's name there
 SIGNED = "<!-- made by asr_am, which replaces it -->"  # the first line of a file outside of outputs
 LOGS = "log"
 
@@ -87,19 +87,19 @@ def refuse_output(folder: Path) -> None:
             )
 
 
-def check_own_dir(folder: Path) -> None:
-    """Raises InputError if a folder for a run from Python, or a command's files, exists and is not of this program."""
+def check_own_dir(folder: Path, command: str) -> None:
+    """Raises InputError if the folder for a command's files exists and is not of this command."""
     refuse_output(folder)
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / KEY).exists():
+    if folder.is_dir() and any(folder.iterdir()) and begun_key(folder) != command:
         raise InputError(
-            f"{folder}: not made by this program, so nothing is written there; give another folder, or an empty one"
+            f"{folder}: not made by {command}, so nothing is written there; give another folder, or an empty one"
         )
 
 
-def mark_own_dir(folder: Path) -> None:
+def mark_own_dir(folder: Path, command: str) -> None:
     """Makes a folder as `check_own_dir` allows it, unless it exists."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / KEY).touch()
+    (folder / KEY).write_text(f"{command}\n", encoding="utf-8")
 
 
 def refuse_unsigned(path: Path) -> None:

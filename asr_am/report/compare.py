@@ -30,6 +30,8 @@ from asr_am.report.runs import TrainingRun, group_runs, read_training_run
 from asr_am.report.strategies import strategy_sections
 from asr_am.score.cli import CommandLineParser, exit_code
 
+COMMAND = "asr_am.report.compare"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 1 after one line on stderr about bad input."""
@@ -37,10 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         options = _parse(words)
-        compare(options.runs, options.out, shlex.join(["python", "-m", "asr_am.report.compare", *words]))
+        compare(options.runs, options.out, shlex.join(["python", "-m", COMMAND, *words]))
         print(options.out / "COMPARE.md")
 
-    return exit_code("asr_am.report.compare", work)
+    return exit_code(COMMAND, work)
 
 
 def compare(folders: Sequence[Path], out: Path, command: str) -> None:
@@ -50,12 +52,12 @@ def compare(folders: Sequence[Path], out: Path, command: str) -> None:
         InputError: a folder is missing, has no finished epoch or a malformed file, no two runs have the same training
             data, or `out` has files that are not of a comparison, or is in the output of a stage.
     """
-    check_own_dir(out)
+    check_own_dir(out, COMMAND)
     once = {os.path.abspath(folder): folder for folder in folders}.values()
     runs = _with_unique_names([read_training_run(folder) for folder in once])
     _check_comparable(runs)
     corpora = list(dict.fromkeys(run.config.corpus for run in runs))
-    mark_own_dir(out)
+    mark_own_dir(out, COMMAND)
     plot_heldout(runs, ", ".join(corpora), out / "heldout.png")
     sections = [
         "# Training runs compared",
@@ -70,7 +72,7 @@ def compare(folders: Sequence[Path], out: Path, command: str) -> None:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = CommandLineParser(
-        prog="python -m asr_am.report.compare", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog=f"python -m {COMMAND}", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory, with its summary.json")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")

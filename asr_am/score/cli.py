@@ -21,10 +21,12 @@ class CommandLineParser(argparse.ArgumentParser):
 
 
 def check_out(out: Path | None, inputs: Iterable[Path | None]) -> None:
-    """Raises InputError if a file to write is one of those to read, or in the output of a stage."""
+    """Raises InputError if a file to write is one of those to read, in the output of a stage, or in no folder."""
     if out is None:
         return
     refuse_output(out.parent)
+    if not out.parent.is_dir():
+        raise InputError(f"{out}: {out.parent} is not a folder; give a file in one that exists")
     for path in inputs:
         if path and out.exists() and path.exists() and out.samefile(path):
             raise InputError(f"{out}: is read, so it would be replaced by the result; give another file")

@@ -20,6 +20,8 @@ from asr_am.stages.target import Target
 if TYPE_CHECKING:
     from asr_am.features.kinds import FeatureKind
 
+ADAPTED = {"lda": "lda_mllt", "fmllr": "sat"}  # sections of align that these features need
+
 
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns a target per kind of features."""
@@ -47,7 +49,7 @@ def made_kind(name: str, options: Mapping[str, Any]) -> FeatureKind:
     from asr_am.features.kinds import feature_kind
 
     where = f"features.kinds.{name}"
-    if name in ("lda", "fmllr", IVECTOR) or "+" in name or stack_of(name) > 1:
+    if name in (*ADAPTED, IVECTOR) or "+" in name or stack_of(name) > 1:
         raise InputError(f"{where}: is the name of features that are made of others; choose another name")
     made = feature_kind(where, **{key: value for key, value in options.items() if key != "sets"})
     if name == "mfcc" and getattr(made, "num_ceps", made) is None:
@@ -70,10 +72,16 @@ def check_options(cfg: DictConfig) -> None:
     options = build(FeatureOptions, values(cfg.features), "features")
     for kind, given in options.kinds.items():
         made_kind(kind, {"sampling_rate": cfg.corpus.sampling_rate, **given})
-    known = [*options.kinds, "lda", "fmllr", "ivector"]
+    known = [*options.kinds, *ADAPTED, IVECTOR]
     for stream in streams_of(options.name):
         if base_of(stream) not in known:
             raise InputError(f"features.name={options.name}: there is no kind {stream}{choices(stream, known)}")
+        section = ADAPTED.get(base_of(stream))
+        if section and section not in cfg.align:
+            raise InputError(
+                f"features.name={options.name}: {stream} is made with align.{section}, which these options of align do "
+                "not have; set align=sat, or features=logmel"
+            )
 
 
 main = stage("features", targets)

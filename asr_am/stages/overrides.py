@@ -191,6 +191,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         return _explain_syntax(error.override, text)
     if found := re.match(r"Multiple values for (\S+)\. To override a value use 'override \S+ (\S+)'", text):
         return f"+{found[1]}={found[2]}: {found[1]} has a value already; write {found[1]}={found[2]} to replace it"
+    if found := re.match(r"Error merging override (\S+?)=(.*)", text):  # a list for a section, or the reverse
+        is_list = OmegaConf.is_list(OmegaConf.select(_chosen(overrides), found[1]))
+        return f"{found[1]}={found[2]}: must be {'a list, such as [a,b]' if is_list else 'a mapping, such as {a: 1}'}"
     if found := re.match(r"Could not override '(\S+)'", text):
         key = found[1]
         cfg = _chosen(overrides)

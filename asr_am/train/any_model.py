@@ -223,7 +223,7 @@ class ModelRun:
         validate: Callable[[nn.Module], float] | None, out: str | Path | None, team: Team,
     ) -> None:  # fmt: skip
         if out is not None and not team.rejoins:
-            ownership.check_own_dir(Path(out))  # before any learner writes there
+            ownership.check_own_dir(Path(out), "train_model")  # before any learner writes there
         _share_first_weights(model, team)
         self.loader, self.options, self.learners, self.provenance = data, options, team.size, dict[str, object]()
         self._model, self._loss, self._factory, self._validate = model, loss, strategy, validate
@@ -241,7 +241,7 @@ class ModelRun:
         if out is None:
             self.run_log: RunLog = NoRunLog(options.epochs)
         else:
-            ownership.mark_own_dir(self.out)
+            ownership.mark_own_dir(self.out, "train_model")
             plain = {"epochs": options.epochs, "optimizer": asdict(options.optimizer)}
             self.run_log = RunLog(self.out, NoTracker(), TrainingBar(options.epochs), plain)
         self._plan: EpochOrder | None = None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from asr_am.data.ownership import mark_own_dir
 from asr_am.report.compare import main
 from asr_am.report.comparisons import MIN_WORDS, Versus, compare, verdict
 from asr_am.report.results import Family, SystemScore, read_scores
@@ -215,6 +216,8 @@ def test_compare_says_what_it_does_not_compare(tmp_path: Path) -> None:
     runs.append(write_config(other, {"train.subset": 0.05}))
     (runs[0] / ".key").write_text("0123456789abcdef\n{}\n", encoding="utf-8")
     assert main([*map(str, runs), "--out", str(runs[0])]) == 1 and not (runs[0] / "COMPARE.md").exists()
+    mark_own_dir(tmp_path / "exported", "asr_am.kaldi_export")
+    assert main([*map(str, runs), "--out", str(tmp_path / "exported")]) == 1
     assert main([*map(str, runs), "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out/COMPARE.md").read_text()
     assert "train.subset=0.05 (adpsgd4-b64-s1); train.subset=1 (local1-b64-s1, sync4-b64-s1). To compare" in text

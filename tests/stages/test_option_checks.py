@@ -102,6 +102,12 @@ def test_a_second_network_has_a_name_of_its_own(default: DictConfig) -> None:
         check_options(cfg, ["second.model.name=combined"])
 
 
+def test_fmllr_needs_sat(default: DictConfig) -> None:
+    overrides = ["corpus=minicts", "align=triphone", "features=fmllr"]
+    with composing(), pytest.raises(InputError, match=r"fmllr is made with align\.sat, which .*; set align=sat, or"):
+        check_options(compose_job(overrides), overrides)
+
+
 def test_an_experiment_without_its_first_line_is_told(default: DictConfig) -> None:
     OmegaConf.update(cfg := default.copy(), "experiment", {"train": {"epochs": 3}}, force_add=True)
     with pytest.raises(InputError, match="lacks its first line, `# @package _global_`"):

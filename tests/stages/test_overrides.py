@@ -81,6 +81,8 @@ def test_an_override_of_a_stage_that_does_not_run_is_named(
         ("seed=[1", "seed=[1: cannot be read (no viable alternative"), ("run=ü", "and the shell: \"run='ü'\""),
         ("exp=it's", "and the shell: \"exp=\\\"it's\\\"\""), ("20s.x=3", "20s.x: there is no such option"),
         ("~20s", "~20s: there is no such option"), ("+strategy=bmuf", "write strategy=bmuf to replace it"),
+        ("decode.lm_weights={a: 3}", "decode.lm_weights={a: 3}: must be a list, such as [a,b]"),
+        ("decode.search=[1]", "decode.search=[1]: must be a mapping, such as {a: 1}"),
         ("exp=~/a", "exp=~/a: this shell leaves ~ as it is; write exp=$HOME/a"),
     ],
 )  # fmt: skip

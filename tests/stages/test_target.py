@@ -259,7 +259,7 @@ def test_missing_and_unfinished_inputs_are_named(tmp_path: Path, source: Path) -
 
 
 def test_a_folder_that_an_export_has_marked_is_an_input(tmp_path: Path, source: Path) -> None:
-    mark_own_dir(tmp_path / "exported")
+    mark_own_dir(tmp_path / "exported", "asr_am.kaldi_export")
     (tmp_path / "exported/file").write_text("x")
     assert Target(tmp_path / "second", [tmp_path / "exported"], {}, copy_of(source)).run()
 

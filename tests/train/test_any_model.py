@@ -315,7 +315,7 @@ def test_data_that_cannot_be_shared_out(data: Any, message: str) -> None:
 def test_a_folder_of_the_user_is_not_written_into(tmp_path: Path, learners: int) -> None:
     mine = tmp_path / "metrics.jsonl"
     mine.write_text("mine", encoding="utf-8")
-    with pytest.raises(InputError, match="not made by this program"):
+    with pytest.raises(InputError, match="not made by train_model"):
         simulate(partial(fit, Sync, out=tmp_path), learners)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert mine.read_text(encoding="utf-8") == "mine"
