@@ -17,6 +17,7 @@ Shapes: N samples, C channels, T frames, D static features.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import tempfile
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from asr_am.hmm.states import StateTable
     from asr_am.lang.lang_dir import Lang
     from asr_am.lang.ngram_automaton import LmPair
+
+log = logging.getLogger(__name__)
 
 Channels = Literal["auto", "separate", "average"]
 SAME_SIGNAL = 0.9  # correlation above which two channels are one speaker. A call with crosstalk of -12 dB has 0.47
@@ -220,7 +223,7 @@ def read_audio(path: Path, sampling_rate: int, channels: Channels = "auto") -> l
     """
     import soundfile
 
-    from asr_am.data.length import decode_blocks
+    from asr_am.data.length import decode_blocks, is_truncated
 
     if not path.is_file():
         raise InputError(f"{path}: no such file; give a recording that exists")
@@ -228,6 +231,8 @@ def read_audio(path: Path, sampling_rate: int, channels: Channels = "auto") -> l
     lowest, highest = np.inf, -np.inf
     try:
         rate = soundfile.info(path).samplerate
+        if is_truncated(path):
+            log.warning("%s: is cut short, so only its beginning is recognised; get a complete copy", path)
         for block_NC in decode_blocks(path):
             lowest, highest = np.minimum(lowest, block_NC.min()), np.maximum(highest, block_NC.max())  # keep NaN
             keep = channels == "separate" or (channels == "auto" and block_NC.shape[1] == 2)

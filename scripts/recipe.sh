@@ -43,6 +43,9 @@ integer() {                           # NAME VALUE
 existing_path() {                          # NAME PATH: the absolute path, quoted for Hydra
     local path
     path=$(cd "$started_in" && realpath -e "$2" 2>/dev/null) || fail "$1: '$2' does not exist"
+    case $path in
+        *'${'* | *\\) fail "$1: '$path' contains \${ or ends in \\, which Hydra cannot read; rename it" ;;
+    esac
     echo "'${path//\'/\\\'}'"
 }
 
@@ -93,6 +96,7 @@ scripts/setup.sh
 PATH=$PWD/.venv/bin:$PATH
 export PYTHONUTF8=1                        # files are UTF-8 in every locale, those that libraries write too
 export PYTHONUNBUFFERED=1 ASR_AM_RECIPE=$$   # a stage ends when this shell does
+export ASR_AM_FIRST_STAGE=$first           # the outputs of stages from this one on must stay those of this command
 
 overridden() {                             # NAME: true if the user gave a value for it
     local override

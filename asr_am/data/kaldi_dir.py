@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from asr_am.data.issue_counter import IssueCounter
@@ -126,7 +127,7 @@ def _speakers(folder: Path, issues: IssueCounter) -> dict[str, str]:
     path = folder / "utt2spk"
     if not path.exists() and (folder / "spk2utt").exists():
         return _speakers_by_list(folder / "spk2utt", issues)
-    unknown = f"if speakers are unknown: awk '{{print $1, $1}}' {folder / 'text'} > {path}"
+    unknown = f"if speakers are unknown: awk '{{print $1, $1}}' {quote(str(folder / 'text'))} > {quote(str(path))}"
     speakers = {}
     for utterance, entry in read_table(path, issues, f"every line is `utterance speaker`; {unknown}").items():
         if len(entry.value.split()) != 1:

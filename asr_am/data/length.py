@@ -5,6 +5,7 @@ mp3     without a Xing or Info frame: libsndfile divides the file's size, tags i
         a variable bit rate, or with a picture in a tag, that is far off, and reading stops there if it is too small.
 wav     and sphere files that end too early are shorter files to libsndfile. So are those whose header gives too few
         samples: a recorder or a pipe that was stopped left 0, or what was written until then.
+ogg     files that end too early are shorter files to libsndfile. Their last page does not say that it is the last.
 
 Shapes: C channels, N samples.
 """
@@ -33,6 +34,7 @@ BLOCK = 1 << 16  # samples decoded at once
 STREAMED_SIZE = 0x7FFF0000  # from this size on, a wav header was written to a pipe (0x7FFFFFFF and others)
 SIZE_TOLERANCE = 512  # bytes, for headers that count themselves or padding
 WITH_SOUND = (b"data", b"SSND", b"RIFF", b"RIFX", b"FORM")  # chunks: another one means more audio
+OGG, OGG_LAST, OGG_PAGE = b"OggS", 4, 27 + 255 + 255 * 255  # begin of a page, flag of the last one, largest size
 ID3, ID3_HEADER, ID3_FOOTER_FLAG = b"ID3", 10, 0x10
 
 
@@ -63,7 +65,7 @@ def has_length(path: Path) -> bool:
 
 
 def is_truncated(path: Path) -> bool:
-    """True if a wav or sphere file ends before the samples that its header promises. False for other formats."""
+    """True if a wav, sphere or ogg file ends before what its header or pages promise. False for other formats."""
     with path.open("rb") as file:
         magic = file.read(12)
         if magic.startswith(b"RIFF") and magic.endswith(b"WAVE"):
@@ -71,9 +73,21 @@ def is_truncated(path: Path) -> bool:
             end = data.begin + data.size if data else None
         elif magic.startswith(b"NIST_1A\n"):
             end = _sphere_end(magic + file.read(1 << 14))
+        elif magic.startswith(OGG):
+            return not _ends_in_last_page(file)
         else:
             return False
     return end is not None and end > path.stat().st_size + SIZE_TOLERANCE
+
+
+def _ends_in_last_page(file: BinaryIO) -> bool:
+    """True if an ogg file ends with a whole page that is marked as the last one of its stream (RFC 3533)."""
+    total = file.seek(0, SEEK_END)
+    file.seek(max(0, total - OGG_PAGE))
+    tail = file.read()
+    page = tail[tail.rfind(OGG) :]
+    sizes = page[27 : 27 + page[26]] if len(page) > 26 else b""
+    return len(page) > 26 and bool(page[5] & OGG_LAST) and len(page) >= 27 + page[26] + sum(sizes)
 
 
 def hides_samples(path: Path) -> bool:

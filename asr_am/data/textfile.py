@@ -19,6 +19,7 @@ from asr_am.errors import InputError
 # Only these separate words: str.split() would also split at a no-break space, which a word may contain.
 BLANKS = " \t\r\n\f\v"
 MAX_NAME = 180  # bytes of a file's name, to which suffixes are added. File systems take 255
+SIDECAR = "._"  # begins the names of files that macOS writes beside others on foreign disks
 GZIP = b"\x1f\x8b"  # magic number, as names are unreliable
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ class Slot:
 def read_lines(path: Path) -> list[Line]:
     """Returns the lines of `path` without line ends. Raises InputError if it is missing, unreadable or not text."""
     try:
-        data = intact(path).read_bytes()
+        data = intact(path).read_bytes().removeprefix(BOM_UTF8)  # to sclite it is part of the first name
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give an existing text file") from None
     lines = []

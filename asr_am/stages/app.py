@@ -71,6 +71,7 @@ def stage(
             start_logging(log_file)
             log_job(cfg)
             begin = time.monotonic()
+            check_earlier(name, cfg)
             with job_cluster(cfg):
                 made = [target.run() for target in targets(cfg)]
             if any(made):
@@ -114,6 +115,19 @@ def check_before_sweep(targets: Callable[[DictConfig], list[Target]], overrides:
         check_sweep(targets, overrides)
 
 
+def check_earlier(name: str, cfg: DictConfig) -> None:
+    """Raises InputError if another command has changed what this recipe has made in stages before this one."""
+    if started_by_recipe():
+        from asr_am.stages.option_checks import changed_output
+
+        if changed := changed_output(cfg, name, int(os.environ.get(FIRST_STAGE, "0"))):
+            out, option = changed
+            raise InputError(
+                f"{out}: another command has made it with another value of {option} since this one began; wait until "
+                "that has ended, and give it exp=DIR or the corpus another name"
+            )
+
+
 def log_job(cfg: DictConfig) -> None:
     """Logs which job of a sweep begins."""
     job = HydraConfig.get().job
@@ -133,6 +147,7 @@ def log_table(table: Callable[[Sequence[DictConfig]], str] | None, overrides: Se
 
 
 NUM_JOBS = "ASR_AM_NUM_JOBS"  # environment: number of jobs of a sweep
+FIRST_STAGE = "ASR_AM_FIRST_STAGE"  # environment: number of the first stage of a recipe
 LAUNCHED_BY = "ASR_AM_LAUNCHED_BY"  # environment: process that has started the jobs of a sweep
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from asr_am.stages.app import ends_on_signals, reports_errors
 from asr_am.stages.option_checks import check_jobs
-from asr_am.stages.overrides import TargetsFn, check_sweep, late_overrides
+from asr_am.stages.overrides import TargetsFn, check_sweep, late_overrides, made_of_other_audio
 from asr_am.stages.resolvers import composing
 
 STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train")  # those after it use the name of the run
@@ -33,6 +33,8 @@ def check_recipe(first: int, last: int, overrides: Sequence[str]) -> None:
                 "%s has no effect: %s was made with another value by stage %d (%s); start with --stage %d",
                 override, out, number, STAGES[number], number,
             )  # fmt: skip
+        for out in made_of_other_audio(functions[:first], overrides):
+            log.warning("%s: audio files have changed since it was made; start with --stage 0 to use them", out)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.extensions import find_function
 from asr_am.stages.app import stage
-from asr_am.stages.layout import layout
+from asr_am.stages.layout import STAMP, layout
 from asr_am.stages.recipe_files import make_local_importable
 from asr_am.stages.sections import values
 from asr_am.stages.target import Target
@@ -31,13 +31,11 @@ def targets(cfg: DictConfig) -> list[Target]:
         raise InputError(f"data_dir={cfg.data_dir}: corpus {cfg.corpus.name} takes none; leave it out")
     out = layout(cfg).data
     speeds = copy_speeds(cfg)
-    if not speeds and cfg.speed_perturb:
-        log.info("speed_perturb=%s: left out, as align=kaldi has no alignments of copies", cfg.speed_perturb)
     options = values(cfg.corpus.prepare)
     below = cfg.speed_perturb_below
-    build = partial(prepare, dict(options), speeds, below, cfg.nj, list(cfg.corpus.sets))
+    build = partial(prepare, dict(options), speeds, below, cfg.nj, list(cfg.corpus.sets), asked=cfg.speed_perturb)
     if "stamp" in cfg.corpus:
-        options["stamp"] = corpus_function(cfg.corpus.stamp, "corpus.stamp")(**options)
+        options[STAMP] = corpus_function(cfg.corpus.stamp, "corpus.stamp")(**options)
     options |= {"speed_perturb": speeds} if speeds != [] else {}
     options |= {"speed_perturb_below": below} if speeds and below < inf else {}
     inputs = [Path(cfg.data_dir)] if cfg.data_dir else []
@@ -45,6 +43,11 @@ def targets(cfg: DictConfig) -> list[Target]:
     for path in inputs:
         if not path.exists():
             raise InputError(f"{path}: no such file or directory; corpus {cfg.corpus.name} is made from it")
+        if out.resolve().is_relative_to(path.resolve()):
+            raise InputError(
+                f"exp={cfg.exp}: lies in {path}, of which the corpus is made, so each output would be part of it; give "
+                "exp=DIR elsewhere"
+            )
     return [Target(out, inputs, options, build)]
 
 
@@ -55,16 +58,20 @@ def copy_speeds(cfg: DictConfig) -> list[float]:
     return list(cfg.speed_perturb) if OmegaConf.is_list(cfg.speed_perturb) else cfg.speed_perturb
 
 
-def prepare(target: dict, speeds: list[float], below: float, jobs: int, sets: list[str], out: Path) -> None:
+def prepare(
+    target: dict, speeds: list[float], below: float, jobs: int, sets: list[str], out: Path, asked: object = ()
+) -> None:
     """Runs the corpus' preparation, adds copies at other speeds, and validates the data.
 
-    There are no copies from `below` hours of training speech on.
+    There are no copies from `below` hours of training speech on, nor of what Kaldi has aligned, whatever was `asked`.
     """
     from asr_am.data.manifests import read_supervisions
     from asr_am.data.speed import check_speeds, perturb_speed
     from asr_am.data.validate import validate_data_dir
 
     check_speeds(speeds)
+    if asked and not speeds:
+        log.info("speed_perturb=%s: left out, as align=kaldi has no alignments of copies", asked)
     options = {name: value for name, value in target.items() if name != "_target_"}
     corpus_function(target["_target_"], "corpus.prepare._target_")(out=out, jobs=jobs, **options)
     allow_commands = options.get("allow_pipes", False)

@@ -31,6 +31,7 @@ from asr_am.features.fusion import base_of
 from asr_am.lang.lang_dir import UNSEEN
 from asr_am.options import check_name
 
+STAMP = "stamp"  # a value of stage data: a digest of names, sizes and times of a corpus' audio files
 CHAIN = "chain"  # begins the name of the states of chain models
 GMM_FEATURES = {"mono": "mfcc", "tri": "mfcc", "lda_mllt": "lda", "sat": "fmllr"}  # of each GMM
 SYSTEMS = (*GMM_FEATURES, "nnet")

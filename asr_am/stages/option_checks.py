@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 
 import yaml
 from hydra import compose
@@ -19,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.errors import InputError
 from asr_am.options import build, choices, nearest
 from asr_am.stages.layout import layout
-from asr_am.stages.overrides import jobs_of
+from asr_am.stages.overrides import jobs_of, other_keys, values_of_outputs
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.sections import RecipeOptions, Suits, check, job_options, values
 from asr_am.stages.train_config import with_schedule
@@ -29,6 +30,7 @@ GROUPS = ("align", "cluster", "corpus", "features", "ivectors", "jobs", "launche
 SECTIONS = (*GROUPS, "chain", "decode", "egs", "final", "mmi", "score", "second", "speaker")
 TABLE = "table"  # of a paper, which only asr_am.papers.table reads
 CHECKED = ("corpus", "exp", "nj", "seed")  # overrides that need no further check
+SHARED_STAGES = ("data", "lang", "features", "align", "speaker", "egs")  # whose outputs are not named by the run
 STAGES_WITH_OPTIONS = ("lang", "features", "align", "speaker", "egs", "train", "decode", "rescore", "score")
 
 
@@ -59,6 +61,20 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
     if not given <= set(CHECKED) and not trained_with(cfg):
         for name in STAGES_WITH_OPTIONS:
             import_module(f"asr_am.stages.{name}").check_options(cfg)
+
+
+def changed_output(cfg: DictConfig, stage: str, first: int) -> tuple[Path, str] | None:
+    """Returns an output of a stage before `stage`, and the name of a value that is not that of this configuration.
+
+    Args:
+        cfg: the configuration.
+        stage: name of a stage.
+        first: number of the first stage to look at.
+    """
+    earlier = SHARED_STAGES[first : SHARED_STAGES.index(stage) if stage in SHARED_STAGES else None]
+    found = values_of_outputs([import_module(f"asr_am.stages.{name}").targets for name in earlier], cfg)
+    different = ((out, other_keys(out, config)) for configs in found for out, config in configs.items())
+    return next(((out, names[0]) for out, names in different if names), None)
 
 
 def check_jobs(overrides: Sequence[str]) -> None:

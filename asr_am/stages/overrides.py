@@ -23,6 +23,7 @@ from asr_am.errors import InputError
 from asr_am.extensions import declared, find_class
 from asr_am.options import choices, nearest
 from asr_am.stages.installed import GROUPS
+from asr_am.stages.layout import STAMP
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import composing
 from asr_am.stages.target import Target, made_from
@@ -129,27 +130,35 @@ def late_overrides(targets: Sequence[TargetsFn], overrides: Sequence[str]) -> It
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     first = first_values(overrides)
-    given = _configs(targets, first)
-    if not any(_other_keys(out, config) for configs in given for out, config in configs.items()):
+    given = values_of_outputs(targets, compose("config", overrides=first))
+    if not any(other_keys(out, config) for configs in given for out, config in configs.items()):
         return
     for position, override in enumerate(parsed):
         try:
-            without = _configs(targets, first[:position] + first[position + 1 :])
+            others = compose("config", overrides=first[:position] + first[position + 1 :])
         except HydraException:
             continue  # others are options of this choice, as of corpus=kaldi
+        without = values_of_outputs(targets, others)
         for number, configs in enumerate(given):
             late = [
                 out for out, config in configs.items()
-                if any(config[key] != without[number].get(out, config).get(key) for key in _other_keys(out, config))
+                if any(config[key] != without[number].get(out, config).get(key) for key in other_keys(out, config))
             ]  # fmt: skip
             if late:
                 yield str(override.input_line), number, late[0]
                 break
 
 
-def _configs(targets: Sequence[TargetsFn], overrides: list[str]) -> list[dict[Path, dict[str, Any]]]:
+def made_of_other_audio(targets: Sequence[TargetsFn], overrides: Sequence[str]) -> list[Path]:
+    """Returns the outputs of stages whose audio files have changed since. `targets` are the functions of the stages."""
+    given = values_of_outputs(targets, compose("config", overrides=first_values(overrides)))
+    outputs = [(out, config.get(STAMP), made_from(out)) for configs in given for out, config in configs.items()]
+    return [out for out, stamp, made in outputs if made is not None and stamp != made.get(STAMP)]
+
+
+def values_of_outputs(targets: Sequence[TargetsFn], cfg: DictConfig) -> list[dict[Path, dict[str, Any]]]:
     """Returns for each stage the values of each output as `.done` has them. {} for a stage with a wrong option."""
-    cfg, found = compose("config", overrides=overrides), []
+    found = []
     for function in targets:
         try:
             made = function(cfg)
@@ -159,10 +168,13 @@ def _configs(targets: Sequence[TargetsFn], overrides: list[str]) -> list[dict[Pa
     return found
 
 
-def _other_keys(out: Path, config: dict[str, Any]) -> list[str]:
-    """Returns the keys of `config` whose values differ from those that `out` was made from, if it was."""
+def other_keys(out: Path, config: dict[str, Any]) -> list[str]:
+    """Returns the keys of `config` whose values differ from those that `out` was made from, if it was.
+
+    The stamp of a corpus' audio is left out, as it is no option.
+    """
     made = made_from(out)
-    return [key for key, value in config.items() if made is not None and value != made.get(key)]
+    return [key for key, value in config.items() if made is not None and key != STAMP and value != made.get(key)]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from asr_am.data.textfile import load_json
+from asr_am.data.textfile import SIDECAR, load_json
 from asr_am.errors import InputError
 
 ROLES = ("agent", "caller")
@@ -85,6 +85,8 @@ def read_sides(root: Path) -> list[Side]:
     """
     sides = []
     for path in sorted((root / "transcript").glob("*.json")):
+        if path.name.startswith(SIDECAR):
+            continue
         metadata = root / "metadata" / path.name
         rows, about = _load(path), _load(metadata)
         for role in ROLES:
@@ -92,7 +94,7 @@ def read_sides(root: Path) -> list[Side]:
             try:
                 segments = [_segment(row) for row in rows if row["speaker_role"] == role]
                 speaker = int(about[role]["speaker_id"])
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise InputError(
                     f"{path}: not a transcript of this corpus with its metadata ({error!r}); {REMEDY}"
                 ) from error

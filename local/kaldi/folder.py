@@ -8,16 +8,19 @@ counted.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import unicodedata
 from pathlib import Path
 
 from asr_am.data.issue_counter import IssueCounter
-from asr_am.data.textfile import read_lines, write_lines
+from asr_am.data.textfile import SIDECAR, read_lines, write_lines
 from asr_am.errors import InputError
 from local.kaldi.words import clean, is_mark
 
 AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".sph")
+TRANSCRIPT = ".txt"
+OTHER_AUDIO = (".aac", ".aif", ".aiff", ".amr", ".m4a", ".mp4", ".opus", ".webm", ".wma")
 
 
 def write_kaldi_dir(folder: Path, out: Path, issues: IssueCounter) -> Path:
@@ -26,18 +29,21 @@ def write_kaldi_dir(folder: Path, out: Path, issues: IssueCounter) -> Path:
     Raises:
         InputError: there is no recording, none has a transcript, or two have the same name.
     """
-    transcripts = {path.with_suffix(""): path for path in folder.rglob("*.txt")}
+    found = _files(folder)
+    transcripts = {_stem(path): path for path in found if path.suffix.lower() == TRANSCRIPT}
     rows: dict[str, tuple[Path, str]] = {}
     spoken: dict[str, str] = {}
-    for audio in _audio_files(folder):
+    for audio in (path for path in found if path.suffix.lower() in AUDIO):
         name = "-".join(re.sub(r"\s+", "_", part) for part in audio.relative_to(folder).with_suffix("").parts)
-        speaker = name.rpartition("-")[0] if audio.parent != folder else re.split("[-_]", name)[0]
+        speaker = name.rpartition("-")[0] if audio.parent != folder else re.split("[-_]", name)[0] or name
         utterance = name if name.startswith(speaker) else f"{speaker}-{name}"
         if utterance in rows:
             raise InputError(f"{audio}: has the same name as {rows[utterance][0]}; rename one of them")
         rows[utterance] = audio.absolute(), speaker
-        if text := transcripts.pop(audio.with_suffix(""), None):
+        if text := transcripts.pop(_stem(audio), None):
             spoken[utterance] = _words(text, issues)
+    for path in (path for path in found if path.suffix.lower() in OTHER_AUDIO):
+        issues.add(f"recording that is none of {' '.join(AUDIO)}: not used, convert it", str(path))
     for path in transcripts.values():
         issues.add("text without a recording beside it: not used", str(path))
     if not rows:
@@ -55,9 +61,9 @@ def write_kaldi_dir(folder: Path, out: Path, issues: IssueCounter) -> Path:
 def _words(transcript: Path, issues: IssueCounter) -> str:
     written = " ".join(read_lines(transcript, "write its words"))
     words = " ".join(plain_words(written))
-    if written.lower() != written:
+    if lower(written) != written:
         issues.add("transcripts with upper case: in lower case", str(transcript))
-    if words != " ".join(written.lower().split()):
+    if words != " ".join(lower(written).split()):
         issues.add("transcripts with punctuation: without", str(transcript))
     return words
 
@@ -67,16 +73,21 @@ def plain_words(text: str) -> list[str]:
     words = []
     for word in clean(text).split():
         if not is_mark(word):
-            letters = "".join(c if c == "'" or _is_letter(c) else " " for c in word.lower())
+            letters = "".join(c if c == "'" or _is_letter(c) else " " for c in lower(word))
             words += [part for part in (part.strip("_'") for part in letters.split()) if part]
         else:
             words.append(word)
     return words
 
 
+def lower(text: str) -> str:
+    """Returns a text in lower case. A Turkish I with a dot is an i, without the second dot that Unicode gives it."""
+    return text.lower().replace("i\u0307", "i")
+
+
 def spell(word: str) -> tuple[str, ...]:
     """Returns the letters, marks (vowel signs of Indic scripts) and digits of a word as its phones."""
-    return tuple(c for c in unicodedata.normalize("NFC", word).lower() if c != "_" and _is_letter(c))
+    return tuple(c for c in unicodedata.normalize("NFC", lower(word)) if c != "_" and _is_letter(c))
 
 
 def _is_letter(character: str) -> bool:
@@ -86,7 +97,7 @@ def _is_letter(character: str) -> bool:
 def folder_stamp(folder: Path) -> str:
     """Returns a digest of names, sizes and times of the recordings and transcripts."""
     digest = hashlib.sha256()
-    for path in sorted([*_audio_files(folder), *folder.rglob("*.txt")]):
+    for path in (path for path in _files(folder) if path.suffix.lower() in (*AUDIO, TRANSCRIPT)):
         found = path.stat()
         digest.update(
             f"{path.relative_to(folder)} {found.st_size} {found.st_mtime_ns}\n".encode(errors="surrogateescape")
@@ -94,5 +105,20 @@ def folder_stamp(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _audio_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO)
+def _files(folder: Path) -> list[Path]:
+    """Returns all files in a folder and those below it, linked ones too, each once. macOS' `._` files are left out."""
+    found: list[Path] = []
+    seen: set[str] = set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        if (true_name := os.path.realpath(parent)) in seen:
+            folders.clear()
+            continue
+        seen.add(true_name)
+        folders.sort()
+        found += [Path(parent, name) for name in names if not name.startswith(SIDECAR)]
+    return sorted(found)
+
+
+def _stem(path: Path) -> str:
+    """Returns a path without its ending. An accent is one character, whatever the file system made of it."""
+    return unicodedata.normalize("NFC", str(path.with_suffix("")))

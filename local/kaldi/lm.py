@@ -13,6 +13,7 @@ from asr_am.data.textfile import numbered_lines
 from asr_am.errors import InputError
 from asr_am.lang.arpa import Arpa, Ngram, read_arpa
 from asr_am.lang.lexicon import UNKNOWN
+from local.kaldi.lexicon import UNKNOWNS
 from local.kaldi.words import Normaliser, Spelling, clean, most_frequent
 
 MAX_UNKNOWN = 0.5  # largest share of unknown words in a text
@@ -105,9 +106,9 @@ def _check_size(path: Path) -> None:
 def _spelling(words: set[str], lexicon: Collection[str]) -> dict[str, str]:
     """Maps words of the model to the spelling of the lexicon. Several may have the same one."""
     spelling = Spelling(lexicon)
-    same = {word: word for word in words if word in lexicon or word in SYMBOLS or word.lower() == UNKNOWN}
+    same = {word: word for word in words if word in lexicon or word in SYMBOLS}
     for word in sorted(words - same.keys()):
-        found = spelling.find(clean(word))
+        found = UNKNOWN if word.lower() in UNKNOWNS else spelling.find(clean(word))
         if found is not None:
             same[word] = found
     return same

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,15 +24,15 @@ from asr_am.lang.transcripts import TOO_MANY
 from asr_am.options import build
 from local.kaldi import g2p, trained_g2p
 from local.kaldi.folder import spell, write_kaldi_dir
-from local.kaldi.lexicon import Lexicon, read_lexicon
+from local.kaldi.lexicon import APART, Lexicon, read_lexicon
 from local.kaldi.lm import beyond, read_given_arpa, read_text, without_words
 from local.kaldi.manifests import manifest_files, write_from_manifests
 from local.kaldi.overlap import separate_overlaps
 from local.kaldi.references import write_references
 from local.kaldi.scorable import RULES, check_names, check_rules, check_scoring, count_markup
-from local.kaldi.sets import CorpusSet, check_apart, drop_too_short, left_out, read_set
+from local.kaldi.sets import CorpusSet, check_apart, count_shared_audio, drop_too_short, left_out, read_set
 from local.kaldi.split import hold_out, separate_speakers
-from local.kaldi.words import Normaliser, clean, is_mark, most_frequent
+from local.kaldi.words import OUTSIDE, Normaliser, clean, is_mark, most_frequent
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +110,8 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
         _spell(chosen, lexicon, sets["train"], sentences, issues_by_set)
     elif chosen.g2p:
         _pronounce(chosen, lexicon, unknown, issues_by_set)
+    if not chosen.lexicon:
+        unknown = _lacking(lexicon, sets, issues_by_set)
     _check_unknown(lexicon, sets["train"])
     for subset, corpus in sets.items():
         write_set(out, subset, corpus.used_recordings, corpus.utterances)
@@ -174,6 +176,7 @@ def read_sets(
     for subset, names in separate_speakers(sets).items():
         what = f"speakers of an earlier set too: called NAME-{subset} here"
         issues_by_set[subset].add(what, " ".join(names[:5]), len(names))
+    count_shared_audio(sets, issues_by_set)
     for subset in ("dev", "test"):
         if _own_stm(options, subset) is None:
             sets[subset] = separate_overlaps(sets[subset], issues_by_set[subset])
@@ -227,7 +230,7 @@ def _sentences(
     if options.arpa is not None and options.dev is None:
         logger.warning(
             "%s: if it was estimated on the training transcripts it knows the dev sentences, which are held out of "
-            "train, and the LM weight comes out too large; better give --dev",
+            "train, and the LM weight comes out too large; better give a dev set (--dev or corpus.prepare.dev)",
             options.arpa,
         )
     if options.text is None:
@@ -282,6 +285,27 @@ def _spell(
         if word not in lexicon.vocabulary and not is_mark(word) and (phones := spell(word)):
             lexicon.entries[word] = [phones]
             issues_by_set["train"].add("words spelt by their letters", word, count)
+
+
+def _lacking(
+    lexicon: Lexicon, sets: dict[str, CorpusSet], issues_by_set: dict[str, IssueCounter]
+) -> dict[str, Counter[str]]:
+    """Returns the words of each set that a lexicon made of train lacks. Counts its words that differ only in case."""
+    lacking = {}
+    for subset, corpus in sets.items():
+        lacking[subset] = Counter[str]()
+        for utterance in corpus.utterances:
+            for word in (utterance.text or "").split():
+                if word not in lexicon.vocabulary:
+                    issues_by_set[subset].add(OUTSIDE, f"{utterance.id}: {word}")
+                    lacking[subset][word] += 1
+    cases: dict[str, list[str]] = defaultdict(list)
+    for word in sorted(lexicon.entries):
+        cases[word.casefold()].append(word)
+    for words in cases.values():
+        if len(words) > 1:
+            issues_by_set["lexicon"].add(APART, " ".join(words), len(words))
+    return lacking
 
 
 def _check_unknown(lexicon: Lexicon, train: CorpusSet) -> None:

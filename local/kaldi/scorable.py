@@ -73,9 +73,13 @@ def check_scoring(out: Path, subset: str, source: Path, words: Iterable[str]) ->
     """
     rules = out / RULES if (out / RULES).exists() else None
     try:
-        Reference(out / subset / "ref.stm", rules, {})
+        Reference(out / subset / "ref.stm", None, {})
     except InputError as error:
         raise InputError(f"{error}; correct it in {source}, which this is made from") from error
+    try:
+        Reference(out / subset / "ref.stm", rules, {})
+    except InputError as error:
+        raise InputError(f"{error}; the scoring rules (glm) have made this of {source}, so correct them") from error
     hypothesis = Filter.for_hypothesis(rules) if rules else None
     for word in words:
         line = Line(f"the word {word} of the lexicon", f"file A 0 1 {word} 1.00".encode())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -20,6 +21,7 @@ from local.kaldi.words import Normaliser
 
 MIN_SHARE = 0.5  # smallest usable share of the listed utterances
 LEFT_OUT = ": left out"  # suffix of the reasons to leave out an utterance
+HEAD = 1 << 18  # bytes of two files of one size that are compared
 FRAME_SHIFT, STATES = 0.01, 3  # seconds, states per phone: a word of n phones lasts at least 3 n frames
 
 
@@ -170,6 +172,41 @@ def check_apart(sources: Mapping[str, KaldiDir]) -> None:
                 f"{second.text[shared[0]].where}: utterance {shared[0]} is in {first.folder} too ({len(shared)} are); "
                 f"take them out of one, or rename: utils/copy_data_dir.sh --utt-prefix {subset}- {second.folder} NEW"
             )
+
+
+def count_shared_audio(sets: Mapping[str, CorpusSet], issues_by_set: Mapping[str, IssueCounter]) -> None:
+    """Counts the utterances whose audio is in an earlier set, too, as the same part of a file or of its copy."""
+    recordings = [recording for corpus in sets.values() for recording in corpus.used_recordings]
+    contents = _contents({source.source for recording in recordings for source in recording.sources})
+    earlier: dict[tuple[object, object], list[tuple[float, float]]] = defaultdict(list)
+    for subset, corpus in sets.items():
+        own = defaultdict(list)
+        for utterance in corpus.utterances:
+            sources = corpus.recordings[utterance.recording_id].sources
+            place = tuple(contents[source.source] for source in sources), utterance.channel
+            own[place].append((utterance.start, utterance.end))
+            if any(begin < utterance.end and utterance.start < end for begin, end in earlier[place]):
+                issues_by_set[subset].add("audio of an earlier set, too: error rates come out too low", utterance.id)
+        for place, spans in own.items():
+            earlier[place] += spans
+
+
+def _contents(sources: Iterable[str]) -> dict[str, object]:
+    """Returns for each source what copies of it have in common: size and a digest of the beginning of a file."""
+    by_size = defaultdict(list)
+    for source in sources:
+        path = Path(source)
+        by_size[path.stat().st_size if path.is_file() else source].append(source)
+    found: dict[str, object] = {}
+    for size, names in by_size.items():
+        for name in names:
+            found[name] = size if len(names) == 1 else (size, _digest(Path(name)))
+    return found
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(HEAD)).digest()
 
 
 def left_out(issues: IssueCounter) -> dict[str, int]:

@@ -18,6 +18,7 @@ from collections.abc import Collection
 from asr_am.data.issue_counter import IssueCounter
 from asr_am.lang.lexicon import UNKNOWN
 
+OUTSIDE = "words outside the lexicon: the unknown word"
 MARK = re.compile(r"\[.*\]|<.*>|\{.*\}|\*.*\*")
 FRAGMENT = re.compile(r"-?\w[\w']*-|-\w[\w']*")
 APOSTROPHES = str.maketrans("\u2018\u2019\u02bc\u00b4`", "'''''")
@@ -114,7 +115,8 @@ class Normaliser:
                 issues.add("punctuation by itself: taken out", where)
                 continue
             if spelt not in self._spelling.vocabulary:
-                issues.add("words outside the lexicon: the unknown word", f"{where}: {spelt}")
+                if self.has_lexicon:
+                    issues.add(OUTSIDE, f"{where}: {spelt}")
                 self.unknown[spelt] += 1
             words.append(spelt)
         return words

@@ -16,7 +16,7 @@ from lhotse.recipes.librispeech import LIBRISPEECH, MINI_LIBRISPEECH
 from lhotse.utils import resumable_download
 
 from asr_am.data.download import download, unpack
-from asr_am.data.textfile import numbered_lines, write_lines
+from asr_am.data.textfile import SIDECAR, numbered_lines, write_lines
 from asr_am.errors import InputError
 from local.kaldi import prepare as kaldi
 
@@ -26,6 +26,7 @@ URL = "https://www.openslr.org/resources"
 LEXICON, ARPA = "librispeech-lexicon.txt", "3-gram.pruned.1e-7.arpa.gz"  # of resource 11
 PARTS = (*MINI_LIBRISPEECH, *LIBRISPEECH)
 REMEDY = f"download it from {URL}/12 (mini: /31) and pass the folder that holds LibriSpeech/ with --data-dir"
+GENDERS = ("f", "m")
 MAX_LANGUAGE_BYTES = 4_000_000_000  # of a file of the language part. The largest, 4-gram.arpa.gz, has 1.4 billion.
 LANGUAGE_REMEDY = f"get {LEXICON} and {ARPA} from {URL}/11 and pass them with --lexicon and --arpa"
 
@@ -144,12 +145,17 @@ def write_kaldi_dir(folder: Path, root: Path, parts: Sequence[str]) -> Path:
     lines: dict[str, list[str]] = {name: [] for name in ("wav.scp", "segments", "text", "utt2spk", "spk2gender")}
     speakers = set()
     for part in parts:
-        transcripts = sorted((root / part).glob("*/*/*.trans.txt"))
+        found = (root / part).glob("*/*/*.trans.txt")
+        transcripts = sorted(path for path in found if not path.name.startswith(SIDECAR))
         if not transcripts:
             raise InputError(f"{root / part}: holds no <speaker>/<chapter>/*.trans.txt; {REMEDY}")
         for path in transcripts:
             for number, line in numbered_lines(path):
+                if not line.strip():
+                    continue
                 utterance, _, words = line.partition(" ")
+                if "/" in utterance:
+                    raise InputError(f"{path}:{number}: {utterance} is no name of an utterance; {REMEDY}")
                 audio = path.with_name(f"{utterance}.flac")
                 if not audio.is_file():
                     raise InputError(f"{path}:{number}: {audio.name} is missing; {REMEDY}")
@@ -168,8 +174,9 @@ def write_kaldi_dir(folder: Path, root: Path, parts: Sequence[str]) -> Path:
 
 
 def _genders(path: Path) -> dict[str, str]:
-    """Reads `<speaker> | F | <part> | ...` lines. {} without the file."""
+    """Reads `<speaker> | F | <part> | ...` lines, leaving out other genders than F and M. {} without the file."""
     if not path.is_file():
         return {}
     fields = [line.split("|") for _, line in numbered_lines(path) if not line.startswith(";")]
-    return {row[0].strip(): row[1].strip().lower() for row in fields if len(row) > 2}
+    genders = {row[0].strip(): row[1].strip().lower() for row in fields if len(row) > 2}
+    return {speaker: gender for speaker, gender in genders.items() if gender in GENDERS}

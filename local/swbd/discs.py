@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr_am.data.textfile import SIDECAR
 from asr_am.errors import InputError
 
 MAX_LACKING = 0.02  # largest share of the transcribed calls of a corpus without audio (copies of LDC97S62 lack up to 3)
@@ -128,12 +129,20 @@ def check_calls(calls: Calls, disc: str) -> Calls:
 def transcript_files(folder: Path) -> dict[str, list[Path]]:
     """Returns the Mississippi State transcripts by call. Raises InputError if they or the dictionary are missing."""
     texts: dict[str, list[Path]] = {}
-    for path in sorted(folder.rglob("*-trans.text")):
+    for path in _found(folder, ".*-trans[.]text"):
         texts.setdefault(call_name(path), []).append(path)
     if not texts or not (folder / DICTIONARY).is_file():
         what = DICTIONARY if texts else "*/*/*-trans.text"
         raise InputError(f"{folder}: lacks {what}; give the folder {MS98} of the release with --transcripts")
     return texts
+
+
+def _found(folder: Path, name: str) -> list[Path]:
+    """Returns the files below a folder whose names match a pattern. macOS' `._` files are left out."""
+    names = re.compile(name)
+    return sorted(
+        path for path in folder.rglob("*") if names.fullmatch(path.name) and not path.name.startswith(SIDECAR)
+    )
 
 
 def _folder(folders: Mapping[str, str | None], disc: Disc, missing: list[str]) -> Path | None:
@@ -151,7 +160,7 @@ def _folder(folders: Mapping[str, str | None], disc: Disc, missing: list[str]) -
 def _sphere_files(folder: Path | None, disc: Disc, missing: list[str]) -> list[Path]:
     if folder is None:
         return []
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".sph")
+    found = _found(folder, "(?i:.*[.]sph)")
     if not found:
         missing.append(f"{disc}: {folder} holds no .sph file")
     return found
@@ -177,7 +186,7 @@ def _find_fisher(folders: Mapping[str, str | None], speech: Disc, text: Disc, mi
     if not folders.get(speech.option) and not folders.get(text.option):
         return None
     folder = _folder(folders, text, missing)
-    texts = sorted(folder.rglob("fe_03_*.txt")) if folder else []
+    texts = _found(folder, "fe_03_.*[.]txt") if folder else []
     if folder and not texts:
         missing.append(f"{text}: {folder} holds no data/trans/*/fe_03_*.txt")
     audio = []

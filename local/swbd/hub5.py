@@ -7,6 +7,7 @@ ignores are not recognised, and errors of the STM that upset NIST's programs are
 from __future__ import annotations
 
 import logging
+import math
 import re
 import tempfile
 from collections import defaultdict
@@ -49,6 +50,12 @@ def clean_stm(paths: Iterable[Path]) -> list[str]:
             fields = line.split()
             if len(fields) < 5:
                 raise InputError(f"{path}:{number}: not `file channel speaker begin end <labels> words`; {REMEDY}")
+            try:
+                begin, end = float(fields[3]), float(fields[4])
+            except ValueError as error:
+                raise InputError(f"{path}:{number}: {error}, as a time in seconds; {REMEDY}") from error
+            if not 0 <= begin <= end < math.inf:
+                raise InputError(f"{path}:{number}: from {begin:g} to {end:g} s is no segment; {REMEDY}")
             lines.append(" ".join([fields[0], CHANNELS.get(fields[1], fields[1]), *fields[2:]]))
     return lines
 

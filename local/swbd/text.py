@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -152,6 +153,8 @@ def ms98_segments(paths: Sequence[Path]) -> Iterator[tuple[str, int, float, floa
                 fields = line.split(maxsplit=3)
                 try:
                     channel, begin, end = "AB".index(fields[0][6]), float(fields[1]), float(fields[2])
+                    if not 0 <= begin <= end < math.inf:
+                        raise ValueError
                 except (IndexError, ValueError) as error:
                     raise InputError(f"{path}:{number}: not `sw<call><A|B>-... begin end words`; {REMEDY}") from error
                 yield f"{path}:{number}", channel, begin, end, "".join(fields[3:])
@@ -161,7 +164,7 @@ def fisher_segments(paths: Sequence[Path]) -> Iterator[tuple[str, int, float, fl
     """Yields file and line, channel, begin, end, text of each segment of a call."""
     for path in paths:
         for number, line in numbered_lines(path):
-            match = re.fullmatch(r"([\d.]+)\s+([\d.]+)\s+([AB]):\s*(.*)", line.strip())
+            match = re.fullmatch(r"(\d+(?:\.\d*)?)\s+(\d+(?:\.\d*)?)\s+([AB]):\s*(.*)", line.strip())
             if match:
                 begin, end = float(match[1]), float(match[2])
                 if path.stem == "fe_03_11487" and (begin, end) == (31.09, 234.06):  # a known error

@@ -167,6 +167,17 @@ def test_a_file_that_ends_before_its_header_says_is_used_up_to_there(tmp_path: P
     assert any("ends before its header says" in what for what, _ in found.notes)
 
 
+def test_an_ogg_file_without_its_last_page_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "talk.ogg"
+    soundfile.write(path, speech(), RATE, format="OGG")
+    content = path.read_bytes()
+    assert list(check_line(tmp_path, path, WHOLE).utterances) == ["u0"]
+    for size in (len(content) - 100, content.rfind(b"OggS"), len(content) // 2):
+        path.write_bytes(content[:size])
+        found = check_line(tmp_path, path, WHOLE)
+        assert not found.utterances and "its file is cut" in found.problems[0][0], size
+
+
 def test_audio_without_a_header_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "talk.raw"
     path.write_bytes(speech().tobytes())

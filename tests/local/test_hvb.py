@@ -147,6 +147,12 @@ def test_what_is_missing_is_one_line(corpus: Path, tmp_path: Path) -> None:
     refused("split=random: must be one of hash, creators, espnet", split="random")
     refused("start=now: must be one of auto", start="now")
     refused("lacks audio/agent, audio/caller, metadata, transcript", data_dir=tmp_path)
+    transcript = tmp_path / "repo/data/transcript" / f"{call}.json"
+    transcript.with_name(f"._{transcript.name}").write_bytes(b"\xff")
+    said = transcript.read_text()
+    transcript.write_text(said.replace('"[kids]"', "null"))
+    refused("not a transcript of this corpus")
+    transcript.write_text(said)
     audio = tmp_path / "repo/data/audio/agent" / f"{call}.wav"
     audio.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
     refused("is a pointer of git-lfs")

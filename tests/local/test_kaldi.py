@@ -21,6 +21,7 @@ from asr_am.data.validate import validate_data_dir
 from asr_am.decode.ctm import CtmWord, write_ctm
 from asr_am.errors import InputError
 from asr_am.score.scoring import score_files
+from local.kaldi.lexicon import APART
 from local.kaldi.prepare import prepare
 from tests.support.kaldi_corpus import LEXICON, RATE, WORDS, edit, noise, write_kaldi_dir
 
@@ -257,6 +258,7 @@ NOT_SCORABLE = [
     (references(REFERENCES + "b0-0 A x 1 0 YES\n"), "test/stm:13: ends at 0 s, before it begins at 1 s"),
     (all_of(lexicon("(LEFT L EH\n"), rules(";;\nA => B\n")), r"the word \(LEFT of the lexicon under glm: parenth"),
     (lexicon("<ALT_END> L EH\n"), r"the word <ALT_END> of the lexicon: <ALT...> markup"),
+    (rules(";; rules\n[YES] => {[NO] / [ONE]}\n"), r"rules \(glm\) have made this of .*/text, so correct them"),
     (rules(";; rules\n[YES\n"), r"test/glm:2: no '=>' in rule"),
     (
         references(REFERENCES.replace("YES", "{ YES")),
@@ -526,7 +528,7 @@ def test_words_are_spelt_alike_everywhere(corpus: Corpus) -> None:
     (corpus.test / "stm").write_text(f"{first} {said}\n" + "".join(f"{line} NO\n" for line in others))
     (corpus.test / "glm").write_text(";; rules\nDON’T => DO NOT / [ ] __ [ ]\n")
     log = corpus.prepare(arpa=arpa)
-    assert "words of the LM outside the lexicon" not in log and "better give --dev" in log
+    assert "words of the LM outside the lexicon" not in log and "better give a dev set (--dev or" in log
     unigrams = {line.split("\t")[1] for line in (corpus.out / "lm/given.arpa").read_text().splitlines() if "\t" in line}
     assert unigrams == {"<s>", "</s>", "<unk>", "YES", "NO", "ONE", "TWO", "DON'T", "CAFÉ"}
     written = (corpus.out / "test/ref.stm").read_text().splitlines()
@@ -573,3 +575,21 @@ def test_without_a_lexicon_words_are_pronounced_by_espeak_or_their_letters(corpu
     lexicon = {word: phones for word, *phones in lines}
     assert lexicon.keys() == {*WORDS, "yes", "two", "never"}
     assert lexicon["TWO"] == lexicon["two"] == {"letters": list("two"), "espeak": ["t", "u\u02d0"]}[g2p]
+
+
+def test_audio_in_two_sets_is_counted(corpus: Corpus) -> None:
+    for number, path in enumerate(sorted(corpus.test.glob("*.wav"))):
+        soundfile.write(path, noise(1000 + number), RATE)
+    assert "audio of an earlier set, too" not in corpus.prepare()
+    shutil.copy(corpus.train / "a0-0.wav", corpus.test / "b0-0.wav")
+    edit(corpus.test / "wav.scp", "b0-1.wav", str(corpus.train / "a0-1.wav"))
+    shutil.rmtree(corpus.out)
+    assert row(corpus.prepare(), "audio of an earlier set, too: error rates come out too low")[0] == "2"
+
+
+def test_without_a_lexicon_only_what_stays_unknown_is_called_so(corpus: Corpus) -> None:
+    edit(corpus.train / "text", "YES", "yes")
+    edit(corpus.test / "text", "YES", "NEVER")
+    log = corpus.prepare(lexicon=None, g2p="letters")
+    assert row(log, "words outside the lexicon: the unknown word")[0] == "1" and "\ntrain: " not in log
+    assert row(log, APART) == ["2", "YES", "yes"]

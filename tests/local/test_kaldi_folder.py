@@ -8,7 +8,7 @@ import pytest
 
 from asr_am.data.issue_counter import IssueCounter
 from asr_am.errors import InputError
-from local.kaldi.folder import write_kaldi_dir
+from local.kaldi.folder import folder_stamp, plain_words, spell, write_kaldi_dir
 
 
 def written(folder: Path, *names: str) -> tuple[dict[str, list[str]], IssueCounter]:
@@ -38,3 +38,28 @@ def test_two_recordings_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no recordings"):
         written(tmp_path, "1.txt")
+
+
+def test_names_that_begin_with_a_mark_other_endings_and_macos_files(tmp_path: Path) -> None:
+    names = ["_und.wav", "_und.txt", "amy/a.WAV", "amy/a.TXT", "amy/e\u0301.wav", "amy/\u00e9.txt", "amy/b.m4a"]
+    lines, issues = written(tmp_path, *names, "amy/._a.txt")
+    assert lines["utt2spk"] == ["_und _und", "amy-a amy", "amy-e\u0301 amy"] and len(lines["text"]) == 3
+    (what,) = (what for what in issues.first if what.startswith("recording that is none of"))
+    assert issues.first[what].endswith("amy/b.m4a")
+    assert "text without a recording beside it: not used" not in issues.first
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    (tmp_path / "far/bob").mkdir(parents=True)
+    for name in ("1.wav", "1.txt"):
+        (tmp_path / "far/bob" / name).write_text("yes")
+    (tmp_path / "speech").mkdir()
+    (tmp_path / "speech/bob").symlink_to(tmp_path / "far/bob")
+    (tmp_path / "far/bob/back").symlink_to(tmp_path / "speech")
+    before = folder_stamp(tmp_path / "speech")
+    lines, _ = written(tmp_path, "amy/1.wav", "amy/1.txt")
+    assert lines["utt2spk"] == ["amy-1 amy", "bob-1 bob"] and folder_stamp(tmp_path / "speech") != before
+
+
+def test_a_turkish_capital_i_is_a_letter() -> None:
+    assert plain_words("\u0130ZM\u0130R") == ["izmir"] and spell("I\u0307z") == ("i", "z")

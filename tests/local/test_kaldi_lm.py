@@ -106,3 +106,11 @@ def test_without_merged_words_the_model_is_the_same_under_other_names(tmp_path: 
     assert found.logprobs[1] == {("THE", "RIGHT"): -0.4, ("RIGHT", "</s>"): -0.5}
     assert found.backoffs == {("<s>",): -0.1, ("RIGHT",): -0.2, ("THE",): -0.3, ("THE", "RIGHT"): -0.1}
     assert issues.counts["words of the LM outside the lexicon: left out"] == 3
+
+
+@pytest.mark.parametrize("name", ["<unk>", "<UNK>", "[UNK]", "<oov>"])
+def test_the_unknown_word_has_several_names(tmp_path: Path, name: str) -> None:
+    lines = ["\\data\\", "ngram 1=4", "", "\\1-grams:", "-1 <s>", "-1 </s>", f"-0.5 {name}", "-1 yes", "", "\\end\\"]
+    (tmp_path / "lm.arpa").write_text("\n".join(lines) + "\n")
+    found = read_given_arpa(tmp_path / "lm.arpa", {"yes", "<unk>"}, Counter(["yes"]), issues := IssueCounter())
+    assert found.logprobs[0]["<unk>",] == -0.5 and "words of the LM outside the lexicon: left out" not in issues.counts

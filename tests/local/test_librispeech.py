@@ -137,8 +137,12 @@ def test_a_transcript_without_audio(corpus: Path, tmp_path: Path) -> None:
     write_part(tmp_path, "dev-clean-2", ["31"])
     write_part(tmp_path, "train-clean-5", ["41", "42"])
     (tmp_path / "dev-clean-2/31/7/31-7-0001.flac").unlink()
+    (tmp_path / "dev-clean-2/31/7/._31-7.trans.txt").write_bytes(b"\xff")
     with pytest.raises(InputError, match=r"31-7.trans.txt:2: 31-7-0001.flac is missing"):
         prepare(tmp_path / "data", data_dir=tmp_path, **SETS, **language(corpus), **OPTIONS)
+    (tmp_path / "dev-clean-2/31/7/31-7.trans.txt").write_text("31-7-0000 YES\n\n31/7 NO\n")
+    with pytest.raises(InputError, match=r"31-7.trans.txt:3: 31/7 is no name of an utterance"):
+        prepare(tmp_path / "other", data_dir=tmp_path, **SETS, **language(corpus), **OPTIONS)
 
 
 def test_the_stamp_follows_the_audio(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from asr_am.data.manifests import read_recordings, read_supervisions
 from asr_am.errors import InputError
 from local.swbd.discs import DISCS
-from local.swbd.hub5 import count_references, report_counts
+from local.swbd.hub5 import clean_stm, count_references, report_counts
 from local.swbd.prepare import hold_out_calls, prepare, stamp
-from local.swbd.text import Dictionary, fisher_words, ms98_words
+from local.swbd.text import Dictionary, fisher_segments, fisher_words, ms98_segments, ms98_words
 from tests.local.test_librispeech import served
 from tests.support.configurations import run_stages
 from tests.support.ldc_discs import SPOKEN, write_discs
@@ -209,3 +209,16 @@ def test_run_sh_names_the_discs() -> None:
     assert helped.returncode == 0 and "--fisher2-text DIR" in helped.stdout and "LDC2007S10" in helped.stdout
     refused = subprocess.run([*run, "--swbd", "/nowhere"], capture_output=True, text=True, timeout=60)
     assert refused.returncode == 1 and "--swbd: '/nowhere' does not exist" in refused.stderr
+
+
+def test_times_that_are_none_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "sw2001A-ms98-a-trans.text"
+    path.write_text("sw2001A-ms98-a-0001 0 0.5 yes\nsw2001A-ms98-a-0002 nan inf no\n")
+    with pytest.raises(InputError, match=r"trans\.text:2: not"):
+        list(ms98_segments([path]))
+    (tmp_path / "fe_03_00001.txt").write_text("1.2.3 4 A: yes\n")
+    with pytest.raises(InputError, match=r"fe_03_00001\.txt:1: not"):
+        list(fisher_segments([tmp_path / "fe_03_00001.txt"]))
+    (tmp_path / "ref.stm").write_text("sw_1 A x 0 1 <O> yes\nsw_1 A x 2 y <O> no\n")
+    with pytest.raises(InputError, match=r"ref\.stm:2: could not convert string to float: 'y', as a time"):
+        clean_stm([tmp_path / "ref.stm"])

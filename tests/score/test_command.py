@@ -47,6 +47,13 @@ def test_table_json_and_alignments(files: list[str], tmp_path: Path, capsys: pyt
     assert "     1  see -> saw" in listing and "INSERTIONS: 1 in all" in listing
 
 
+def test_a_byte_order_mark_is_no_part_of_a_name(files: list[str], tmp_path: Path) -> None:
+    for name, text in (("ref.stm", STM.partition("\n")[2].partition("\n")[2]), ("hyp.ctm", CTM)):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert main([*files, "--json", str(tmp_path / "wer.json")]) == 0
+    assert json.loads((tmp_path / "wer.json").read_text())["all"]["errors"] == 3
+
+
 def test_subsets_by_prefix(files: list[str], tmp_path: Path) -> None:
     assert main([*files, "--subset", "first=SW_1", "--json", str(tmp_path / "wer.json")]) == 0
     result = json.loads((tmp_path / "wer.json").read_text())

@@ -11,8 +11,9 @@ from hydra import compose
 from hydra.errors import HydraException
 
 from asr_am.errors import InputError
-from asr_am.stages import egs
+from asr_am.stages import data, egs
 from asr_am.stages.check import check_recipe
+from asr_am.stages.option_checks import changed_output
 from asr_am.stages.overrides import explain, sweeps
 from asr_am.stages.resolvers import composing
 
@@ -67,6 +68,48 @@ def test_an_override_of_a_stage_that_does_not_run_is_named(
         check_recipe(6, 10, [*here, "egs.dtype=float32", "egs.chunk=11", "train.epochs=3"])
     (message,) = caplog.messages
     assert message.startswith("egs.chunk=11 has no effect: ") and message.endswith("start with --stage 5")
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> tuple[list[str], Path]:
+    """The overrides of a corpus of a folder of recordings, and one of these. Its data is marked as finished."""
+    wav = tmp_path / "speech/amy/1.wav"
+    wav.parent.mkdir(parents=True)
+    wav.write_text("samples")
+    overrides = ["corpus=kaldi", "corpus.name=own", f"+corpus.prepare.folder={tmp_path / 'speech'}"]
+    overrides += [f"exp={tmp_path / 'exp'}", "corpus.prepare.g2p=letters"]
+    with composing():
+        (target,) = data.targets(compose("config", overrides=overrides))
+    target.out.mkdir(parents=True)
+    (target.out / ".done").write_text(json.dumps({"key": "", "config": target.config, "files": {}}))
+    return overrides, wav
+
+
+def test_audio_that_has_changed_is_told(prepared: tuple[list[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+    overrides, wav = prepared
+    check_recipe(2, 10, overrides)
+    assert not caplog.messages
+    wav.write_text("other samples")
+    check_recipe(2, 10, overrides)
+    (message,) = caplog.messages
+    assert message.endswith("own/data: audio files have changed since it was made; start with --stage 0 to use them")
+
+
+def test_what_another_command_has_made_is_told(prepared: tuple[list[str], Path]) -> None:
+    overrides, wav = prepared
+    with composing():
+        wav.write_text("other samples")  # a stage on its own would not look at these either
+        assert changed_output(compose("config", overrides=overrides), "align", 0) is None
+        cfg = compose("config", overrides=[*overrides, "corpus.prepare.max_words=9"])
+        found = changed_output(cfg, "align", 0)
+        assert found is not None and found[0].name == "data" and found[1] == "max_words"
+        assert changed_output(cfg, "align", 1) is changed_output(cfg, "data", 0) is None
+
+
+def test_results_do_not_lie_in_the_corpus(prepared: tuple[list[str], Path]) -> None:
+    overrides, wav = prepared
+    with composing(), pytest.raises(InputError, match=r"lies in .*speech, of which the corpus is made"):
+        data.targets(compose("config", overrides=[*overrides, f"exp={wav.parent / 'exp'}"]))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import DictConfig
 
 from asr_am.errors import InputError
-from asr_am.stages.data import copy_speeds, targets
+from asr_am.stages.data import copy_speeds
 from asr_am.stages.resolvers import row_for_hours
 from tests.support.configurations import config
 
@@ -63,17 +63,10 @@ def test_at_the_size_of_an4_they_are_the_defaults(tmp_path: Path) -> None:
         assert config("corpus=an4", f"model={model}").model == ours
 
 
-def test_copies_at_other_speeds_are_for_the_network_and_not_for_kaldis_alignments(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_copies_at_other_speeds_are_for_the_network_and_not_for_kaldis_alignments(tmp_path: Path) -> None:
     cfg = config_of(tmp_path)
     assert copy_speeds(cfg) == [0.9, 1.1] and cfg.train.one_speed and not cfg.speed_perturb_gmms
     assert copy_speeds(config_of(tmp_path, "align=kaldi")) == copy_speeds(config_of(tmp_path, "speed_perturb=[]")) == []
-    with caplog.at_level("INFO"):
-        targets(cfg)
-        assert not caplog.text
-        targets(config_of(tmp_path, "align=kaldi"))
-    assert "speed_perturb=[0.9, 1.1]: left out, as align=kaldi" in caplog.text
 
 
 def test_hours_beyond_every_row_are_refused() -> None:
