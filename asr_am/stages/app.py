@@ -71,8 +71,7 @@ def stage(
             start_logging(log_file)
             log_job(cfg)
             begin = time.monotonic()
-            check_earlier(name, cfg)
-            with job_cluster(cfg):
+            with outputs_kept(name, cfg), job_cluster(cfg):
                 made = [target.run() for target in targets(cfg)]
             if any(made):
                 log.info("stage %s: %.1f s, log: %s", name, time.monotonic() - begin, log_file)
@@ -115,8 +114,20 @@ def check_before_sweep(targets: Callable[[DictConfig], list[Target]], overrides:
         check_sweep(targets, overrides)
 
 
+@contextmanager
+def outputs_kept(name: str, cfg: DictConfig) -> Iterator[None]:
+    """Raises InputError if another command changes what this recipe has made in the stages before, also meanwhile."""
+    check_earlier(name, cfg)
+    try:
+        yield
+    except Exception:
+        check_earlier(name, cfg)
+        raise
+    check_earlier(name, cfg)
+
+
 def check_earlier(name: str, cfg: DictConfig) -> None:
-    """Raises InputError if another command has changed what this recipe has made in stages before this one."""
+    """Raises InputError if what this recipe has made in stages before this one has been changed."""
     if started_by_recipe():
         from asr_am.stages.option_checks import changed_output
 

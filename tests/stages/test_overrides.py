@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hydra.errors import HydraException
 
 from asr_am.errors import InputError
 from asr_am.stages import data, egs
+from asr_am.stages.app import outputs_kept
 from asr_am.stages.check import check_recipe
 from asr_am.stages.option_checks import changed_output
 from asr_am.stages.overrides import explain, sweeps
@@ -104,6 +106,21 @@ def test_what_another_command_has_made_is_told(prepared: tuple[list[str], Path])
         found = changed_output(cfg, "align", 0)
         assert found is not None and found[0].name == "data" and found[1] == "max_words"
         assert changed_output(cfg, "align", 1) is changed_output(cfg, "data", 0) is None
+
+
+@pytest.mark.parametrize("error", [KeyError("phone"), None])
+def test_a_change_while_a_stage_works_is_told(
+    prepared: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    overrides, _ = prepared
+    monkeypatch.setenv("ASR_AM_RECIPE", str(os.getppid()))
+    with composing():
+        cfg = compose("config", overrides=overrides)
+        done = data.targets(cfg)[0].out / ".done"
+    with pytest.raises(InputError, match="another value of g2p since this one began"), outputs_kept("align", cfg):
+        done.write_text(done.read_text().replace('"g2p": "letters"', '"g2p": "espeak"'))
+        if error:
+            raise error
 
 
 def test_results_do_not_lie_in_the_corpus(prepared: tuple[list[str], Path]) -> None:
