@@ -63,10 +63,10 @@ def _from_file(
                 )
             for segment in segments:
                 begin, end = _bounds(recording, segment)
-                file.seek(min(begin, file.frames))
+                start = file.seek(min(begin, file.frames))
                 samples_NC = file.read(end - begin, dtype="float32", always_2d=True)
                 if len(samples_NC) < end - begin:
-                    raise _truncated(source.source, file.frames, recording.num_samples, segment)
+                    raise _truncated(source.source, start + len(samples_NC), recording.num_samples, segment)
                 column = _column(segment, source.channels)
                 if column >= file.channels:
                     raise InputError(
