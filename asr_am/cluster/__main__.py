@@ -53,7 +53,8 @@ def main(arguments: Sequence[str]) -> None:
         folder = Path(first.exp) / "cluster" / check_name("cluster.name", first.cluster.name)
         predicted = prediction.predict(cfgs, int(first.nj))
         prediction.write(predicted, folder)
-        print("\n".join(prediction.table(predicted)), prediction.recommend(predicted), folder / "scaling.png", sep="\n")
+        lines = [*prediction.table(predicted), *prediction.assumed(first)]
+        print("\n".join(lines), prediction.recommend(predicted), folder / "scaling.png", sep="\n")
 
 
 def configurations(overrides: Sequence[str], launcher: str) -> tuple[dict[tuple[str, int], DictConfig], DictConfig]:

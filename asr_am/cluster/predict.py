@@ -151,6 +151,17 @@ def table(found: Sequence[Prediction]) -> list[str]:
     return lines
 
 
+def assumed(cfg: DictConfig) -> list[str]:
+    """Returns which batch the seconds of the workload were taken for, as a line, [] if it has a speed."""
+    if cfg.workload.seconds_per_batch is None:
+        return []
+    chunks = cfg.train.batch_size / cfg.learners
+    return [
+        f"workload.seconds_per_batch was taken as that of {chunks:g} chunks: train.batch_size={cfg.train.batch_size}, "
+        f"divided among the first number of learners, {cfg.learners}"
+    ]
+
+
 def _by_speed(found: Sequence[Prediction]) -> list[str]:
     """Returns the names of the strategies by their hours with the most learners that they have."""
     best: dict[str, tuple[int, float]] = {}

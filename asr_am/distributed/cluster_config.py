@@ -16,6 +16,8 @@ from typing import Any
 from asr_am.errors import InputError
 from asr_am.options import build
 
+HOUR = 3600.0  # seconds
+
 
 @dataclass(frozen=True)
 class Crash:
@@ -59,9 +61,9 @@ class Faults:
     def __post_init__(self) -> None:
         for learner, factor in self.slow.items():
             _require_whole("cluster.faults.slow: learner", learner, least=0)
-            _require(f"cluster.faults.slow.{learner}", factor, least=1.0)
+            _require(f"cluster.faults.slow.{learner}", factor, least=1.0, most=1e6)
         _require("cluster.faults.late_share", self.late_share, least=0.0, most=1.0)
-        _require("cluster.faults.late_seconds", self.late_seconds, least=0.0, most=3600.0)
+        _require("cluster.faults.late_seconds", self.late_seconds, least=0.0, most=HOUR)
         _require("cluster.faults.lost_share", self.lost_share, least=0.0, most=0.9)
 
     @classmethod
@@ -146,13 +148,13 @@ class Cluster:
         if self.hosts % self.sites:
             raise InputError(f"cluster.sites={self.sites}: does not divide cluster.hosts={self.hosts}")
         for key in ("nic", "host", "update", "averaging", "factoring", "host_update", "fabric", "site"):
-            _require(f"cluster.{key}_bandwidth", getattr(self, f"{key}_bandwidth"), above=0.0, most=math.inf)
+            _require(f"cluster.{key}_bandwidth", getattr(self, f"{key}_bandwidth"), least=1.0, most=math.inf)
         for key in ("all_reduce_efficiency", "scatter_cost"):
             _require(f"cluster.{key}", getattr(self, key), above=0.0)
-        for key in ("nic_latency", "host_latency", "site_latency", "jitter"):
-            _require(f"cluster.{key}", getattr(self, key), least=0.0)
-        if self.collective_latency is not None:
-            _require("cluster.collective_latency", self.collective_latency, least=0.0)
+        for key in ("nic_latency", "host_latency", "site_latency", "collective_latency"):
+            if (seconds := getattr(self, key)) is not None:
+                _require(f"cluster.{key}", seconds, least=0.0, most=HOUR)
+        _require("cluster.jitter", self.jitter, least=0.0, most=3.0)  # one of 5 has times that are hardly ever above 0
         _require("cluster.overlap_speed", self.overlap_speed, above=0.0, most=1.0)
 
     @classmethod
@@ -209,9 +211,10 @@ class Workload:
             raise InputError("workload.matrices: must be [number, rows, columns] each, and workload.bytes given")
         if (self.seconds_per_batch is None) == (self.frames_per_second is None):
             raise InputError("workload: give one of seconds_per_batch and frames_per_second (the other: null)")
-        for key in ("seconds_per_batch", "frames_per_second"):
-            for device, value in (getattr(self, key) or {}).items():
-                _require(f"workload.{key}.{device}", value, above=0.0)
+        for device, value in (self.seconds_per_batch or {}).items():
+            _require(f"workload.seconds_per_batch.{device}", value, above=0.0, most=24 * HOUR)
+        for device, value in (self.frames_per_second or {}).items():
+            _require(f"workload.frames_per_second.{device}", value, least=1e-3)
 
     @classmethod
     def build(cls, values: Mapping[str, Any]) -> Workload:

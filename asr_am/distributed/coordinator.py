@@ -121,7 +121,7 @@ class Coordinator:
     def _send_peers(self) -> None:
         """Sends the addresses of live learners to those that have registered and do not know them yet."""
         begin = False
-        if not self.started and len(self._newcomers) == len(self._registrations):
+        if not self.started and self._newcomers and len(self._newcomers) == len(self._registrations):
             self.started, self._ranks = True, sorted(self.members)
             begin = True
             for member in self.members.values():

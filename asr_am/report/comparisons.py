@@ -185,11 +185,12 @@ def by_batch(groups: Sequence[RunGroup]) -> list[list[RunGroup]]:
 
 
 def single_learner(groups: Sequence[RunGroup]) -> RunGroup | None:
-    """Returns the baseline of a set: one learner without faults, preferably strategy `local`.
+    """Returns the baseline of a set: one learner from beginning to end without faults, preferably strategy `local`.
 
     The lowest held-out loss decides between several.
     """
     single = [group for group in groups if group.config.learners == 1 and not group.config.faults]
+    single = [group for group in single if not any(run.resized for run in group.runs)]
     return min(single, key=lambda group: (group.config.strategy != "local", min(group.mean_loss_E())), default=None)
 
 

@@ -61,11 +61,19 @@ def _differences(groups: Sequence[RunGroup], fields: Sequence[str]) -> list[list
         words = describe(config.method, methods)
         if group in several:
             words += [phrase(config, field) for field in shown]
-            alike = [other.config for other in several
-                     if (other.config.cluster, other.config.workload) == (config.cluster, config.workload)]  # fmt: skip
-            words += describe(config.hardware, differing([other.hardware for other in alike]))
+            words += _differing_hardware(config, several)
         lists.append(words)
     return lists
+
+
+def _differing_hardware(config: RunConfig, groups: Sequence[RunGroup]) -> list[str]:
+    """Lists the options of hardware that differ between groups on the same clock, with one cluster and one workload."""
+
+    def kind(each: RunConfig) -> tuple[object, ...]:
+        return each.clock, each.cluster, each.workload
+
+    alike = [group.config.hardware for group in groups if kind(group.config) == kind(config)]
+    return describe(config.hardware, differing(alike))
 
 
 def _disambiguate(texts: Sequence[str], further: Sequence[str]) -> list[str]:
@@ -86,7 +94,7 @@ def system_names(groups: Sequence[RunGroup]) -> dict[str, str]:
         words = [phrase(group.config, field) for field in differ]
         words += [text] if (text := describe_data([other.config.data for other in alike])[group.config.data]) else []
         words += describe(group.config.method, differing([other.config.method for other in alike]))
-        words += describe(group.config.hardware, differing([other.config.hardware for other in alike]))
+        words += _differing_hardware(group.config, alike)
         names |= {run.name: ", ".join([group.name, *words]) for run in group.runs}
     return names
 

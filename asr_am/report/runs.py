@@ -112,6 +112,11 @@ class TrainingRun:
         return corpus_of(self.folder)
 
     @property
+    def resized(self) -> bool:
+        """Whether the number of learners changed."""
+        return len(set(self.teams)) > 1
+
+    @property
     def epochs_done(self) -> int:
         return len(self.loss_E)
 
@@ -127,7 +132,7 @@ class TrainingRun:
     @property
     def epoch_seconds(self) -> float | None:
         """Seconds of training per epoch. None if unknown or not timed, or if the number of learners changed."""
-        return self.seconds / self.epochs_done if self.seconds and len(set(self.teams)) < 2 else None
+        return self.seconds / self.epochs_done if self.seconds and not self.resized else None
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,9 @@ def read_training_run(folder: Path) -> TrainingRun:
     except (AttributeError, InputError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {explain(error)}; run stage 6 (train) again") from error
     run = replace(run, config=_with_settings(run.config, read_settings(folder, run.seed), summary))
+    if run.resized:  # told apart from runs whose team stayed the same
+        change = ("change of learners", ", then ".join(map(str, run.teams)))
+        run = replace(run, config=replace(run.config, method=(*run.config.method, change)))
     losses, rates = len(run.loss_E), len(run.frame_error_E)
     if losses == 0 or losses != rates:
         raise InputError(f"{path}: {losses} held-out losses and {rates} frame error rates; train again")

@@ -21,7 +21,7 @@ def measured(groups: Sequence[RunGroup], labels: Sequence[str]) -> str:
         most = max((max(run.staleness, default=0) for run in group.runs if run.staleness), default=None)
         row = [label, formatting.spans(group.seeds), "–" if waited is None else f"{100 * waited:.1f} %"]
         row += [formatting.size(group.mean(lambda run: _per_epoch(run, run.bytes_sent)))]
-        row += [formatting.size(group.mean(lambda run: _per_epoch(run, run.modelled_bytes)))]
+        row += [formatting.size(group.mean(_modelled_per_epoch))]
         row += ["–" if stale is None else f"{stale:.2f}", "–" if most is None else str(most)]
         rows.append([*row, "–" if apart is None else f"{apart:.3g}"])
     return table([*header, "consensus distance"], rows)
@@ -45,6 +45,11 @@ def last_distance(run: TrainingRun) -> float | None:
 
 def _per_epoch(run: TrainingRun, total: float | None) -> float | None:
     return None if total is None else total / run.epochs_done
+
+
+def _modelled_per_epoch(run: TrainingRun) -> float | None:
+    """Returns the bytes of the simulated workload, None for real processes."""
+    return _per_epoch(run, run.modelled_bytes) if run.config.clock == "virtual" else None
 
 
 def losses(groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup | None) -> str:

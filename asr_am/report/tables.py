@@ -63,7 +63,7 @@ def training(runs: Sequence[TrainingRun]) -> str:
     for run in runs:
         best = run.best_epoch - 1
         config = run.config
-        learners = ", then ".join(map(str, run.teams)) if len(set(run.teams)) > 1 else _cell(config.learners)
+        learners = ", then ".join(map(str, run.teams)) if run.resized else _cell(config.learners)
         settings = [run.name, config.strategy, learners, _cell(config.batch)]
         settings.append(finished(run.epochs_done, config.epochs))
         results = [str(run.best_epoch), f"{run.loss_E[best]:.4f}", f"{run.frame_error_E[best]:.2f} %"]

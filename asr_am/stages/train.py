@@ -17,7 +17,6 @@ To read from a recipe to the update of an algorithm:
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -132,6 +131,7 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
     All hosts (launcher=process) or ranks (torchrun, mpi) but the leader write nothing here.
     """
     from asr_am.distributed.leases import HostLost, ProcessLost
+    from asr_am.train.audit import check_records
     from asr_am.train.run_setup import training_device
 
     config = None
@@ -144,6 +144,8 @@ def train_run(cfg: DictConfig, is_leader: bool, out: Path) -> None:
                 OmegaConf.save(with_schedule(cfg), out / "config.yaml", resolve=True)  # the worker processes read it
         try:
             start(config)
+            if is_leader:
+                check_records(out)
             return
         except HostLost as error:
             cfg, config = on_hosts_left(cfg, config, error), None
@@ -304,7 +306,9 @@ def warn_if_crowded(config: TrainConfig) -> None:
 
 def best_loss(cfg: DictConfig) -> float:
     """Returns the lowest held-out loss of the finished run, for a sweep that searches. With dev, of training."""
-    summary = json.loads((run_dir(cfg) / "summary.json").read_text(encoding="utf-8"))
+    from asr_am.train.audit import read_summary
+
+    summary = read_summary(run_dir(cfg))
     return float(min(summary.get("heldout_loss") or summary["train_loss"]))
 
 

@@ -68,6 +68,19 @@ def audit(run: Path) -> History:
     return history
 
 
+def check_records(run: Path) -> None:
+    """Raises InputError if a record of a finished training is missing or damaged: nothing writes it again."""
+    try:
+        read_summary(run)
+        for name in ("metrics.jsonl", "leases.jsonl"):
+            if not _read_lines(run / name):
+                raise InputError(f"{run / name}: is empty")
+    except InputError as error:
+        raise InputError(
+            f"{error}; all epochs are done, so it is not written again: keep best.pt if you need it, and remove {run}"
+        ) from error
+
+
 def read_summary(run: Path) -> Line:
     """Returns the summary.json of a run. Raises InputError if there is none that can be read."""
     path = run / "summary.json"

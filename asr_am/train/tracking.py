@@ -7,7 +7,8 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -145,11 +146,12 @@ class WandbTracker:
         import wandb
 
         directory = self._directory
-        self._run = wandb.init(
-            entity=self.entity, project=self.project, name=self.name or directory.name, group=self.group,
-            job_type="train", tags=self.tags, id=wandb_id(directory), resume="allow",
-            dir=str(self._files(directory)), config=dict(config), mode=self.mode, settings=WANDB_TIMEOUTS,
-        )  # fmt: skip
+        with _without_logging_errors():
+            self._run = wandb.init(
+                entity=self.entity, project=self.project, name=self.name or directory.name, group=self.group,
+                job_type="train", tags=self.tags, id=wandb_id(directory), resume="allow",
+                dir=str(self._files(directory)), config=dict(config), mode=self.mode, settings=WANDB_TIMEOUTS,
+            )  # fmt: skip
         axes = dict.fromkeys(EPOCH_CURVES, "epoch")
         if config.get("launcher", {}).get("name") == "virtual":
             axes |= dict.fromkeys(UPDATE_CURVES, "virtual_seconds")
@@ -284,6 +286,18 @@ def attempt(what: str, action: Callable[[], object]) -> bool:
         )  # fmt: skip
         return False
     return True
+
+
+@contextmanager
+def _without_logging_errors() -> Iterator[None]:
+    """Lets a full disk cut W&B's own log file short. Else each of its messages prints a traceback, then and later."""
+    printed, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        yield
+    finally:
+        for handler in logging.getLogger("wandb").handlers:
+            handler.handleError = lambda record: None  # type: ignore[method-assign]
+        logging.raiseExceptions = printed
 
 
 def wandb_mode(environment: Mapping[str, str]) -> Literal["offline", "online", "disabled"]:

@@ -9,8 +9,10 @@ import pytest
 
 from asr_am.report import tables
 from asr_am.report.compare import main
+from asr_am.report.comparisons import single_learner
 from asr_am.report.results import read_scores
-from asr_am.report.runs import read_training_run, read_training_runs
+from asr_am.report.run_labels import labels
+from asr_am.report.runs import group_runs, read_training_run, read_training_runs
 from asr_am.report.strategies import strategy_sections
 from asr_am.report.write import write_report
 from tests.support.report_files import SEGMENTS, write_distributed, write_run, write_score
@@ -214,6 +216,20 @@ def test_a_run_whose_team_changed_has_no_time_of_an_epoch(corpus_dir: Path) -> N
     assert run.epoch_seconds is None and "| grown-s1 | sync | 2, then 4 | 64 |" in tables.training([run])
     folder = write_distributed(corpus_dir, "sync", 4, HOUR, [1.5, 1.0], name="stopped", teams=[teams[1]] * 2)
     assert read_training_run(folder).epoch_seconds == HOUR / 2
+
+
+def test_a_run_that_shrank_to_one_learner_is_no_baseline(corpus_dir: Path) -> None:
+    teams = [{"updates": 0, "learners": 2}, {"updates": 9, "learners": 1}]
+    shrunk = write_distributed(corpus_dir, "local", 1, HOUR, [1.5, 1.0], name="shrunk", teams=teams)
+    alone = write_distributed(corpus_dir, "local", 1, HOUR, [1.5, 1.4], name="alone")
+    groups = group_runs([read_training_run(shrunk), read_training_run(alone)])
+    baseline = single_learner(groups)
+    assert baseline is not None and baseline.name == "alone"
+    texts = labels(groups, ["strategy", "learners"], complete=True)
+    assert sorted(texts) == [
+        "local, 1 learner, change of learners=2, then 1",
+        "local, 1 learner, no change of learners",
+    ]
 
 
 def test_runs_of_two_corpora_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

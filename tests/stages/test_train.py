@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.leases import HostLost, ProcessLost
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
-from asr_am.stages.layout import denominator_path, egs_dir
+from asr_am.stages.layout import denominator_path, egs_dir, run_dir
 from asr_am.stages.sections import LaunchOptions, values
 from asr_am.stages.target import KEY
 from asr_am.stages.train import (
@@ -416,6 +417,23 @@ def test_a_group_that_does_not_fit_has_a_remedy(strategy: str, tmp_path: Path) -
     cfg = config(*TINY, *VIRTUAL, "learners=2", f"strategy={strategy}", "++strategy.group_size=8", f"exp={tmp_path}")
     with pytest.raises(InputError, match=r"^strategy\.group_size=8: .* choose one of 1, 2, or change learners$"):
         check_options(cfg)
+
+
+@pytest.mark.parametrize("strategy", ["bmuf", "diloco"])
+def test_groups_need_a_strategy_of_their_own(strategy: str, tmp_path: Path) -> None:
+    cfg = config(*TINY, *VIRTUAL, "learners=4", f"strategy={strategy}", "++strategy.group_size=2", f"exp={tmp_path}")
+    with pytest.raises(InputError, match=r"group_size=2: .* add \+strategy@strategy\.inner=sync"):
+        check_options(cfg)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl"])
+def test_a_finished_run_without_its_records_is_no_success(finished: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    cfg = config(*TINY, f"exp={tmp_path}")
+    (run_dir(cfg) / name).write_text("")
+    for _ in range(2):
+        with pytest.raises(InputError, match="all epochs are done, so it is not written again"):
+            targets(cfg)[0].run()
 
 
 def test_options_that_cannot_act_are_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

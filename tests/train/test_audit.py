@@ -18,7 +18,7 @@ from asr_am.distributed.strategies.ps_async import PsAsync
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.errors import InputError
-from asr_am.train.audit import audit, main
+from asr_am.train.audit import audit, check_records, main
 from asr_am.train.run_setup import StrategyFactory
 from tests.support.egs_examples import write_examples
 from tests.support.toy_runs import OPTIONS, virtually
@@ -128,6 +128,15 @@ def test_the_command(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert main() == 0 and " batches, 0 deaths: no problem" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"is .* a finished run\?"):
         audit(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "leases.jsonl"])
+def test_records_that_are_not_written_again_are_named(good: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(good, tmp_path / "run")
+    check_records(tmp_path / "run")
+    (tmp_path / "run" / name).write_text("")
+    with pytest.raises(InputError, match=rf"run/{name}: .*; all epochs are done, so it is not .* and remove .*run$"):
+        check_records(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

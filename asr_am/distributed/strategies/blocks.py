@@ -63,6 +63,11 @@ class BlockStrategy(Strategy):
     ) -> None:  # fmt: skip
         super().__init__(params, optimizer, team)
         _check(team.size, block_size, momentum, group_size, fragments)
+        if inner is None and group_size > 1:
+            raise InputError(
+                f"strategy.group_size={group_size}: groups need a strategy of their own; add "
+                "+strategy@strategy.inner=sync, or another one"
+            )
         groups = [range(first, first + group_size) for first in range(0, team.size, group_size)]
         self._group = team.split(groups) if group_size > 1 else None
         inner_team = SingleProcess() if self._group is None else GroupTeam(team, self._group, groups)

@@ -69,6 +69,18 @@ def test_a_learner_that_dies_before_the_start_is_not_waited_for() -> None:
     assert team.sent[0][0]["peers"].keys() == {0, 1} and team.sent[0][0]["ranks"] == [0, 1]
 
 
+def test_all_learners_that_die_before_the_start_begin_as_a_new_team() -> None:
+    team = Recorder(2, start=False)
+    team.register(0)
+    for rank in (0, 1):
+        team.coordinator.leave(rank, "died")
+    for rank in (0, 1):
+        team.coordinator.expect(rank, 1)
+    for rank in (0, 1):
+        team.register(rank, 1)
+    assert team.sent[1][-1]["ranks"] == [0, 1] and not team.sent[1][-1]["rejoins"]
+
+
 def test_a_death_is_announced() -> None:
     team = Recorder(3)
     team.coordinator.leave(2, "was killed")
