@@ -177,13 +177,14 @@ def check_apart(sources: Mapping[str, KaldiDir]) -> None:
 def count_shared_audio(sets: Mapping[str, CorpusSet], issues_by_set: Mapping[str, IssueCounter]) -> None:
     """Counts the utterances whose audio is in an earlier set, too, as the same part of a file or of its copy."""
     recordings = [recording for corpus in sets.values() for recording in corpus.used_recordings]
-    contents = _contents({source.source for recording in recordings for source in recording.sources})
+    files = {source.source for recording in recordings for source in recording.sources if source.type == "file"}
+    contents = _contents(files)
     earlier: dict[tuple[object, object], list[tuple[float, float]]] = defaultdict(list)
     for subset, corpus in sets.items():
         own = defaultdict(list)
         for utterance in corpus.utterances:
             sources = corpus.recordings[utterance.recording_id].sources
-            place = tuple(contents[source.source] for source in sources), utterance.channel
+            place = tuple(contents.get(source.source, source.source) for source in sources), utterance.channel
             own[place].append((utterance.start, utterance.end))
             if any(begin < utterance.end and utterance.start < end for begin, end in earlier[place]):
                 issues_by_set[subset].add("audio of an earlier set, too: error rates come out too low", utterance.id)
@@ -191,15 +192,14 @@ def count_shared_audio(sets: Mapping[str, CorpusSet], issues_by_set: Mapping[str
             earlier[place] += spans
 
 
-def _contents(sources: Iterable[str]) -> dict[str, object]:
-    """Returns for each source what copies of it have in common: size and a digest of the beginning of a file."""
+def _contents(files: Iterable[str]) -> dict[str, object]:
+    """Returns for each file what it shares with its copies: its size and a digest of its beginning."""
     by_size = defaultdict(list)
-    for source in sources:
-        path = Path(source)
-        by_size[path.stat().st_size if path.is_file() else source].append(source)
+    for name in files:
+        by_size[Path(name).stat().st_size].append(name)
     found: dict[str, object] = {}
     for size, names in by_size.items():
-        for name in names:
+        for name in names:  # another size is enough to tell a file apart
             found[name] = size if len(names) == 1 else (size, _digest(Path(name)))
     return found
 
