@@ -36,6 +36,7 @@ from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
 from asr_am.options import choices
+from asr_am.report.results import read_record
 from asr_am.stages.app import stage
 from asr_am.stages.layout import denominator_path, egs_dir, run_dir
 from asr_am.stages.networks import network_configs
@@ -306,9 +307,7 @@ def warn_if_crowded(config: TrainConfig) -> None:
 
 def best_loss(cfg: DictConfig) -> float:
     """Returns the lowest held-out loss of the finished run, for a sweep that searches. With dev, of training."""
-    from asr_am.train.audit import read_summary
-
-    summary = read_summary(run_dir(cfg))
+    summary = read_record(run_dir(cfg) / "summary.json", remedy="train again under another name (run=NAME)")
     return float(min(summary.get("heldout_loss") or summary["train_loss"]))
 
 
