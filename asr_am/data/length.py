@@ -34,7 +34,8 @@ BLOCK = 1 << 16  # samples decoded at once
 STREAMED_SIZE = 0x7FFF0000  # from this size on, a wav header was written to a pipe (0x7FFFFFFF and others)
 SIZE_TOLERANCE = 512  # bytes, for headers that count themselves or padding
 WITH_SOUND = (b"data", b"SSND", b"RIFF", b"RIFX", b"FORM")  # chunks: another one means more audio
-OGG, OGG_LAST, OGG_PAGE = b"OggS", 4, 27 + 255 + 255 * 255  # begin of a page, flag of the last one, largest size
+OGG, OGG_LAST, OGG_HEADER = b"OggS", 4, 27  # begin of a page, flag of the last one, bytes before the segments' sizes
+OGG_PAGE = OGG_HEADER + 255 + 255 * 255  # bytes, at most
 ID3, ID3_HEADER, ID3_FOOTER_FLAG = b"ID3", 10, 0x10
 
 
@@ -86,8 +87,10 @@ def _ends_in_last_page(file: BinaryIO) -> bool:
     file.seek(max(0, total - OGG_PAGE))
     tail = file.read()
     page = tail[tail.rfind(OGG) :]
-    sizes = page[27 : 27 + page[26]] if len(page) > 26 else b""
-    return len(page) > 26 and bool(page[5] & OGG_LAST) and len(page) >= 27 + page[26] + sum(sizes)
+    if len(page) < OGG_HEADER or not page[5] & OGG_LAST:
+        return False
+    body = OGG_HEADER + page[OGG_HEADER - 1]  # after the sizes of its segments
+    return len(page) >= body + sum(page[OGG_HEADER:body])
 
 
 def hides_samples(path: Path) -> bool:

@@ -91,7 +91,9 @@ def refuse_output(folder: Path) -> None:
 def check_own_dir(folder: Path, command: str) -> None:
     """Raises InputError if the folder for a command's files exists and is not of this command."""
     refuse_output(folder)
-    if folder.is_dir() and any(folder.iterdir()) and begun_key(folder) != command:
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    half_marked = names == [KEY] and not begun_key(folder)  # by a killed process
+    if names and begun_key(folder) != command and not half_marked:
         raise InputError(
             f"{folder}: not made by {command}, so nothing is written there; give another folder, or an empty one"
         )
@@ -100,7 +102,8 @@ def check_own_dir(folder: Path, command: str) -> None:
 def mark_own_dir(folder: Path, command: str) -> None:
     """Makes a folder as `check_own_dir` allows it, unless it exists."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / KEY).write_text(f"{command}\n", encoding="utf-8")
+    if begun_key(folder) != command:
+        (folder / KEY).write_text(f"{command}\n", encoding="utf-8")
 
 
 def refuse_unsigned(path: Path) -> None:

@@ -97,7 +97,9 @@ def _is_letter(character: str) -> bool:
 def folder_stamp(folder: Path) -> str:
     """Returns a digest of names, sizes and times of the recordings and transcripts."""
     digest = hashlib.sha256()
-    for path in (path for path in _files(folder) if path.suffix.lower() in (*AUDIO, TRANSCRIPT)):
+    for path in _files(folder):
+        if path.suffix.lower() not in (*AUDIO, TRANSCRIPT) or not path.exists():  # a link to nothing
+            continue
         found = path.stat()
         digest.update(
             f"{path.relative_to(folder)} {found.st_size} {found.st_mtime_ns}\n".encode(errors="surrogateescape")
@@ -106,7 +108,7 @@ def folder_stamp(folder: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Returns all files in a folder and those below it, linked ones too, each once. macOS' `._` files are left out."""
+    """Returns the files in a folder and below it, also in linked folders, each once, but for macOS' `._` files."""
     found: list[Path] = []
     seen: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):

@@ -112,6 +112,7 @@ def prepare(out: Path, *, jobs: int = 1, **options: object) -> None:
         _pronounce(chosen, lexicon, unknown, issues_by_set)
     if not chosen.lexicon:
         unknown = _lacking(lexicon, sets, issues_by_set)
+        _count_cases(lexicon, issues_by_set["lexicon"])
     _check_unknown(lexicon, sets["train"])
     for subset, corpus in sets.items():
         write_set(out, subset, corpus.used_recordings, corpus.utterances)
@@ -290,7 +291,7 @@ def _spell(
 def _lacking(
     lexicon: Lexicon, sets: dict[str, CorpusSet], issues_by_set: dict[str, IssueCounter]
 ) -> dict[str, Counter[str]]:
-    """Returns the words of each set that a lexicon made of train lacks. Counts its words that differ only in case."""
+    """Returns and counts the words of each set that a lexicon made of train lacks."""
     lacking = {}
     for subset, corpus in sets.items():
         lacking[subset] = Counter[str]()
@@ -299,13 +300,17 @@ def _lacking(
                 if word not in lexicon.vocabulary:
                     issues_by_set[subset].add(OUTSIDE, f"{utterance.id}: {word}")
                     lacking[subset][word] += 1
+    return lacking
+
+
+def _count_cases(lexicon: Lexicon, issues: IssueCounter) -> None:
+    """Counts the words that differ only in case, of a lexicon made of train."""
     cases: dict[str, list[str]] = defaultdict(list)
     for word in sorted(lexicon.entries):
         cases[word.casefold()].append(word)
     for words in cases.values():
         if len(words) > 1:
-            issues_by_set["lexicon"].add(APART, " ".join(words), len(words))
-    return lacking
+            issues.add(APART, " ".join(words), len(words))
 
 
 def _check_unknown(lexicon: Lexicon, train: CorpusSet) -> None:

@@ -59,6 +59,10 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     before = folder_stamp(tmp_path / "speech")
     lines, _ = written(tmp_path, "amy/1.wav", "amy/1.txt")
     assert lines["utt2spk"] == ["amy-1 amy", "bob-1 bob"] and folder_stamp(tmp_path / "speech") != before
+    (tmp_path / "speech/lost.wav").symlink_to(tmp_path / "nowhere")
+    now = folder_stamp(tmp_path / "speech")
+    (tmp_path / "nowhere").write_text("found")
+    assert folder_stamp(tmp_path / "speech") != now
 
 
 def test_a_turkish_capital_i_is_a_letter() -> None:

@@ -27,6 +27,18 @@ def test_copies_are_made_below_a_number_of_hours(
     assert len(list(read_supervisions(tmp_path, "dev"))) == 6
 
 
+def test_copies_that_are_left_out_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(data, "corpus_function", lambda *_: lambda out, jobs: write_corpus(out))
+    arguments = ({"_target_": "local.tiny.prepare"}, [], float("inf"), 1, ["train", "dev", "test"])
+    with caplog.at_level("INFO"):
+        data.prepare(*arguments, tmp_path / "none", asked=[])
+        assert "speed_perturb" not in caplog.text
+        data.prepare(*arguments, tmp_path / "left out", asked=[0.9, 1.1])
+    assert "speed_perturb=[0.9, 1.1]: left out, as align=kaldi" in caplog.text
+
+
 def test_another_package_local_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local/__init__.py").write_text("")
