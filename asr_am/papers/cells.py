@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from asr_am.data.record import read_record
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.report.markup import table
-from asr_am.report.results import read_record
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from asr_am.data.record import read_record
 from asr_am.errors import InputError
 from asr_am.report import tables
 from asr_am.report.comparisons import VERDICT_RULE, Versus, compare, shared_seeds, verdict
 from asr_am.report.markup import table
-from asr_am.report.results import Family, explain, read_record
+from asr_am.report.results import Family, explain
 
 MODELS = ("ngram", "lstm", "mixture")
 SETS = ("dev", "test")

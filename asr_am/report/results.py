@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
-from asr_am.data.checksums import intact
+from asr_am.data.record import read_record
 from asr_am.errors import InputError
 
 UNFINISHED = (".partial", ".new", ".old", ".unfinished", ".outdated")  # suffixes of directories without results
@@ -173,21 +170,6 @@ def read_coverage(corpus_dir: Path) -> tuple[int, dict[str, int]] | None:
         return (int(content["utterances"]["test"]), reasons) if reasons else None
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {explain(error)}; run stage 0 (data) again") from error
-
-
-def read_record(
-    path: Path, parse: Callable[[str], Any] = json.loads, remedy: str = "run the stage that writes it again"
-) -> dict[str, Any]:
-    """Reads a JSON object, or what else `parse` reads. Raises InputError if the file is missing, damaged or a list."""
-    try:
-        value = parse(intact(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file; {remedy}") from error
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())}); {remedy}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: is no mapping of names to values; {remedy}")
-    return value
 
 
 def folders(parent: Path) -> list[Path]:

@@ -16,9 +16,10 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from asr_am.data.checksums import digest
+from asr_am.data.record import read_record
 from asr_am.errors import InputError
 from asr_am.options import flatten
-from asr_am.report.results import GMM_SYSTEMS, corpus_of, explain, read_record, without_seed
+from asr_am.report.results import GMM_SYSTEMS, corpus_of, explain, without_seed
 from asr_am.train.identity import SPEED_ONLY
 
 Settings = tuple[tuple[str, str], ...]  # option and value, sorted

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from asr_am.data.record import read_record
 from asr_am.distributed.cluster_config import Faults
 from asr_am.errors import InputError
 from asr_am.report.formatting import describe_faults
-from asr_am.report.results import corpus_of, explain, folders, mean, read_record, without_seed
+from asr_am.report.results import corpus_of, explain, folders, mean, without_seed
 from asr_am.report.run_settings import RunSettings, Settings, is_trained_on_dev, read_settings
 
 log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from asr_am.data.ownership import SIGNED
+from asr_am.data.record import read_record
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.report import tables
@@ -23,7 +24,6 @@ from asr_am.report.results import (
     group_by_seed,
     read_coverage,
     read_language_models,
-    read_record,
     read_scores,
 )
 from asr_am.report.run_labels import system_names

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from asr_am.data.ownership import DONE
+from asr_am.data.record import read_record
 from asr_am.distributed.runtime.mpi_environment import mpi_environment
 from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.runtime.slurm import slurm_environment
 from asr_am.distributed.runtime.worker_process import end_process
 from asr_am.errors import InputError
 from asr_am.options import choices
-from asr_am.report.results import read_record
 from asr_am.stages.app import stage
 from asr_am.stages.layout import denominator_path, egs_dir, run_dir
 from asr_am.stages.networks import network_configs

@@ -21,10 +21,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from asr_am.data.record import read_record
 from asr_am.errors import InputError
 from asr_am.models.model_file import load_acoustic_model, read_torch
 
 Line = dict[str, Any]
+NOT_A_RUN = "is this the folder of a finished run?"
 
 
 @dataclass
@@ -55,7 +57,7 @@ def audit(run: Path) -> History:
     """Checks a finished run. Raises InputError if a file is missing, cannot be read or is not as a run writes it."""
     history = History()
     leases, metrics = _read_lines(run / "leases.jsonl"), _read_lines(run / "metrics.jsonl")
-    summary = read_summary(run)
+    summary = read_record(run / "summary.json", remedy=NOT_A_RUN)
     try:
         _check_leases(leases, str(summary["strategy"]), history)
         _check_epochs(metrics, leases, summary, history)
@@ -71,7 +73,7 @@ def audit(run: Path) -> History:
 def check_records(run: Path) -> None:
     """Raises InputError if a record of a finished training is missing or damaged: nothing writes it again."""
     try:
-        read_summary(run)
+        read_record(run / "summary.json", remedy=NOT_A_RUN)
         for name in ("metrics.jsonl", "leases.jsonl"):
             if not _read_lines(run / name):
                 raise InputError(f"{run / name}: is empty")
@@ -81,22 +83,11 @@ def check_records(run: Path) -> None:
         ) from error
 
 
-def read_summary(run: Path) -> Line:
-    """Returns the summary.json of a run. Raises InputError if there is none that can be read."""
-    path = run / "summary.json"
-    try:
-        value = json.loads(path.read_text())
-        assert isinstance(value, dict)
-    except (OSError, ValueError, AssertionError) as error:
-        raise InputError(f"{path}: not readable ({error}): is {path.parent} a finished run?") from error
-    return value
-
-
 def _read_lines(path: Path) -> list[Line]:
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable ({error}): is {path.parent} a finished run?") from error
+        raise InputError(f"{path}: cannot be read ({error}); {NOT_A_RUN}") from error
 
 
 def _check_leases(lines: list[Line], strategy: str, history: History) -> None:

@@ -23,9 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from asr_am.data.record import read_record
 from asr_am.errors import InputError
 from asr_am.stages.recipe_files import ROOT
-from asr_am.train.audit import audit, read_summary
+from asr_am.train.audit import audit
 from scripts.soak.process_faults import STRATEGIES
 from scripts.soak.results import record
 from tests.support.egs_examples import write_examples
@@ -131,7 +132,7 @@ def train(folder: Path, strategy: str, seed: int, kills: int) -> Outcome:
         return outcome
     outcome.steps_kept = mpi.log.read_text(encoding="utf-8").count("have saved their state after")
     try:
-        summary = read_summary(mpi.out)
+        summary = read_record(mpi.out / "summary.json")
         outcome.teams = [team["learners"] for team in summary["teams"]]
         outcome.loss = summary["heldout_loss"][-1]
         outcome.problems += audit(mpi.out).problems

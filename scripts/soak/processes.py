@@ -31,9 +31,10 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
+from asr_am.data.record import read_record
 from asr_am.distributed.runtime.worker_process import ended_by_sigterm
 from asr_am.errors import InputError
-from asr_am.train.audit import audit, read_summary
+from asr_am.train.audit import audit
 from scripts.soak.process_faults import FAULTS, STRATEGIES, Fault, Team, network, wait_for
 from scripts.soak.results import record
 from tests.support.egs_examples import write_examples
@@ -137,7 +138,7 @@ def disturb(team: Team, choose: Choose, seed: int, dice: str, limit: int) -> Out
         try:
             history = audit(team.out)
             outcome.history, outcome.problems = str(history), history.problems
-            outcome.loss = min(read_summary(team.out)["heldout_loss"])
+            outcome.loss = min(read_record(team.out / "summary.json")["heldout_loss"])
         except InputError as error:
             outcome.problems.append(str(error))
     outcome.restarts = team.starts() - team.commands * 4

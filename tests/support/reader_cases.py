@@ -24,6 +24,7 @@ from asr_am.data.kaldi_archive import write_archive
 from asr_am.data.kaldi_audio import AudioOptions, ScpRecording, check_pipes, check_recording
 from asr_am.data.kaldi_dir import read_kaldi_dir
 from asr_am.data.manifests import RECORDINGS, SUPERVISIONS, read_recordings, read_supervisions
+from asr_am.data.record import read_record
 from asr_am.data.stm import check_stm
 from asr_am.decode.graph import build_hclg, read_hclg
 from asr_am.decode.lattice import read_lattices
@@ -49,7 +50,7 @@ from asr_am.lang.units import Units
 from asr_am.models.lm_file import load_lm, save_lm
 from asr_am.models.lstm_lm import LstmLm, LstmLmOptions
 from asr_am.models.model_file import load_acoustic_model
-from asr_am.report.results import read_record, read_scores
+from asr_am.report.results import read_scores
 from asr_am.report.runs import read_training_run
 from asr_am.score.scoring import Reference
 from asr_am.stages.resolvers import composing

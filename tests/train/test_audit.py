@@ -126,7 +126,7 @@ def test_it_finds(good: Path, tmp_path: Path, change: Change, said: str) -> None
 def test_the_command(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("sys.argv", ["audit", str(good)])
     assert main() == 0 and " batches, 0 deaths: no problem" in capsys.readouterr().out
-    with pytest.raises(InputError, match=r"is .* a finished run\?"):
+    with pytest.raises(InputError, match=r"the folder of a finished run\?"):
         audit(tmp_path)
 
 
