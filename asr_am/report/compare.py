@@ -63,7 +63,8 @@ def compare(folders: Sequence[Path], out: Path, command: str) -> None:
         "# Training runs compared",
         f"Made again by\n\n{code(command)}",
         "![Held-out loss by epoch](heldout.png)",
-        "Held-out loss (nats per frame) and frame error rate of the best epoch.",
+        "Held-out loss (nats per frame) and frame error rate of the best epoch. Losses of different criteria do not "
+        "compare.",
         tables.training(runs),
         *strategy_sections(runs, _scores(runs), out, ""),
     ]

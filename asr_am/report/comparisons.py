@@ -1,9 +1,9 @@
 """Significance tests between systems, and the selection of training runs that may be compared.
 
 Systems are compared in pairs, each with all its seeds. Accuracy is compared between runs with the same training data,
-batch and number of epochs (equal `ACCURACY` fields). Their optimizers and other options may differ, because each
-strategy has its own best ones: the labels of the rows show what differs. Speed is compared between runs timed alike
-(equal `SPEED` and `TIMED` fields): the same training data, clock, cluster, workload and total batch.
+criterion, batch and number of epochs (equal `ACCURACY` fields). Their optimizers and other options may differ, because
+each strategy has its own best ones: the labels of the rows show what differs. Speed is compared between runs timed
+alike (equal `SPEED` and `TIMED` fields): the same training data, criterion, clock, cluster, workload and total batch.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ def _per_segment(family: Family, names: Sequence[str]) -> tuple[list[int], list[
     return errors, [sum(score.segments[name][1] for score in family.scores) for name in names]
 
 
-ACCURACY = ("corpus", "model", "epochs", "batch", "data")
+ACCURACY = ("corpus", "criterion", "model", "epochs", "batch", "data")
 SPEED = ("corpus", "model", "batch", "clock", "cluster", "workload")
-TIMED = ("data", "hardware", "computation")
+TIMED = ("criterion", "data", "hardware", "computation")
 BUT_BATCH = (
-    "corpus", "model", "optimizer", "epochs", "strategy", "learners", "clock", "cluster", "workload", "faults", "data",
-    "hardware",
+    "corpus", "criterion", "model", "optimizer", "epochs", "strategy", "learners", "clock", "cluster", "workload",
+    "faults", "data", "hardware",
 )  # fmt: skip
 
 

@@ -22,6 +22,11 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 
+FRAME_WISE = "cross-entropy"
+CRITERIA = {"mmi": "MMI", "chain": "chain", "ctc": "CTC"}  # others, by section of `train`
+WITHOUT_ZERO = ("MMI", "chain")  # losses that may be negative, so that no percentages of them mean anything
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Configuration of a run without its seed. None for a field that its record lacks.
@@ -56,6 +61,12 @@ class RunConfig:
     data: Settings = ()
     method: Settings = ()
     hardware: Settings = ()
+
+    @property
+    def criterion(self) -> str:
+        """What the losses are of. Those of different criteria do not compare."""
+        sections = {option.split(".")[1] for option, _ in self.method if option.startswith("train.")}
+        return next((label for section, label in CRITERIA.items() if section in sections), FRAME_WISE)
 
     @property
     def computation(self) -> Settings:

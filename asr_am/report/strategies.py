@@ -14,7 +14,7 @@ from asr_am.report.markup import literal
 from asr_am.report.plot_style import Style, save
 from asr_am.report.results import SystemScore
 from asr_am.report.run_settings import describe, describe_data, differing
-from asr_am.report.runs import RunGroup, TrainingRun, group_runs
+from asr_am.report.runs import FRAME_WISE, RunGroup, TrainingRun, group_runs
 from asr_am.report.strategy_plots import describe_reference, draw_batches, draw_loss, draw_speedup
 
 if TYPE_CHECKING:
@@ -168,4 +168,5 @@ def _heading(groups: Sequence[RunGroup], fields: Sequence[str], further: Sequenc
     config = groups[0].config
     common = [field for field in fields if len({getattr(group.config, field) for group in groups}) == 1]
     words = [run_labels.phrase(config, field) for field in common if getattr(config, field) is not None]
+    words += [] if config.criterion == FRAME_WISE else [config.criterion]
     return literal(", ".join([*words, *further]))

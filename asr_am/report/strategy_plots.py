@@ -41,9 +41,10 @@ def draw_loss(groups: Sequence[RunGroup], labels: Sequence[str], styles: Sequenc
     whole_numbers(axes.xaxis)
     tidy(axes, "both")
     losses = [run.loss_E for group in groups for run in group.runs]
-    top = 2 * median(map(max, losses))
+    low = min(0, *map(min, losses))  # those of MMI and chain may be negative
+    top = low + 2 * (median(map(max, losses)) - low)
     if max(map(max, losses)) > top:  # clip diverged runs so that the others stay legible
-        axes.set_ylim(0, top)
+        axes.set_ylim(low, top)
     note = "mean over seeds; thin: each seed" if any(len(group.runs) > 1 for group in groups) else None
     legend = axes.legend(fontsize=8.5, frameon=False, title=note, title_fontsize=8.5, loc="upper right")
     legend.set_alignment("left")

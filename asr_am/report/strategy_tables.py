@@ -8,7 +8,7 @@ from asr_am.report import comparisons, formatting
 from asr_am.report.comparisons import Speeds, Timed, same_test_set, shared_seeds
 from asr_am.report.markup import table
 from asr_am.report.results import Family, SystemScore, corpus_of
-from asr_am.report.runs import RunGroup, TrainingRun
+from asr_am.report.runs import WITHOUT_ZERO, RunGroup, TrainingRun
 from asr_am.report.tables import signed_interval
 
 
@@ -53,10 +53,10 @@ def _modelled_per_epoch(run: TrainingRun) -> float | None:
 
 
 def losses(groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup | None) -> str:
-    """Returns a table of held-out losses of the best and the last epoch, with the relative difference from `baseline`.
+    """Returns a table of held-out losses of the best and the last epoch, with the difference from `baseline`.
 
     Losses are means over seeds. A difference covers the seeds that both groups have. It is omitted if these runs have
-    different numbers of epochs.
+    different numbers of epochs. It is relative, but for criteria whose losses have no zero (MMI, chain) in nats.
     """
     header = ["runs", "seeds", "epochs", "held-out loss, best epoch", "difference", "last epoch", "difference"]
     rows = []
@@ -64,7 +64,7 @@ def losses(groups: Sequence[RunGroup], labels: Sequence[str], baseline: RunGroup
         done = min(run.epochs_done for run in group.runs)
         row = [label, formatting.spans(group.seeds), formatting.finished(done, group.config.epochs)]
         for best in (True, False):
-            row += [f"{_loss(group, best):.4f}", _relative(group, baseline, best)]
+            row += [f"{_loss(group, best):.4f}", _difference(group, baseline, best)]
         rows.append(row)
     return table(header, rows)
 
@@ -75,11 +75,14 @@ def _loss(group: RunGroup, best: bool) -> float:
     return value
 
 
-def _relative(group: RunGroup, baseline: RunGroup | None, best: bool) -> str:
+def _difference(group: RunGroup, baseline: RunGroup | None, best: bool) -> str:
     pair = None if baseline is None or group is baseline else common_seeds(group, baseline)
     if pair is None or len({run.epochs_done for part in pair for run in part.runs}) > 1:
         return "–"
-    return f"{100 * (_loss(pair[0], best) / _loss(pair[1], best) - 1):+.2f} %"
+    own, other = _loss(pair[0], best), _loss(pair[1], best)
+    if group.config.criterion in WITHOUT_ZERO:
+        return f"{own - other:+.4f}"
+    return f"{100 * (own / other - 1):+.2f} %"
 
 
 def common_seeds(group: RunGroup, baseline: RunGroup) -> tuple[RunGroup, RunGroup] | None:

@@ -56,15 +56,17 @@ def signed_interval(difference: Interval) -> str:
 
 
 def training(runs: Sequence[TrainingRun]) -> str:
-    """Returns the training runs at their best epochs."""
-    header = ["run", "strategy", "learners", "batch", "epochs", "best epoch", "held-out loss", "frame error"]
+    """Returns the training runs at their best epochs, with their criterion if they have several."""
+    several = len({run.config.criterion for run in runs}) > 1
+    header = ["run", *(["criterion"] if several else []), "strategy", "learners", "batch", "epochs", "best epoch"]
+    header += ["held-out loss", "frame error"]
     header += ["frames/s", "clock", "seconds", "config", "commit"]
     rows = []
     for run in runs:
         best = run.best_epoch - 1
         config = run.config
         learners = ", then ".join(map(str, run.teams)) if run.resized else _cell(config.learners)
-        settings = [run.name, config.strategy, learners, _cell(config.batch)]
+        settings = [run.name, *([config.criterion] if several else []), config.strategy, learners, _cell(config.batch)]
         settings.append(finished(run.epochs_done, config.epochs))
         results = [str(run.best_epoch), f"{run.loss_E[best]:.4f}", f"{run.frame_error_E[best]:.2f} %"]
         made = [run.frames_per_second, config.clock, run.seconds, run.config_hash, run.commit]

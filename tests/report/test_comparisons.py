@@ -103,6 +103,14 @@ def test_a_run_that_diverged_leaves_the_figure(tmp_path: Path) -> None:
     assert axes.get_ylim() == (0, 2 * 3.2) and len(lines(axes)) == 3
 
 
+def test_losses_of_a_figure_may_be_negative(tmp_path: Path) -> None:
+    for strategy, losses in (("adpsgd", [-0.1, -0.2]), ("sync", [-0.1, -0.2]), ("ps_async", [230.0, 700.0])):
+        write_distributed(tmp_path, strategy, 4, 1.0, losses, batch=64)
+    groups = groups_of(tmp_path)
+    axes = draw_loss(groups, ["a", "b", "c"], [Style.of(n) for n in range(3)], "an4").axes[0]
+    assert axes.get_ylim() == pytest.approx((-0.2, 0))
+
+
 def test_batches_without_common_seeds_are_not_compared(tmp_path: Path) -> None:
     write_distributed(tmp_path, "sync", 4, 1.0, [3.0], seed=1, batch=64)
     write_distributed(tmp_path, "sync", 4, 1.0, [3.0], seed=2, batch=640)

@@ -104,6 +104,21 @@ def test_labels_have_the_options_that_differ(tmp_path: Path, option: str, value:
     assert f"differences from local, 1 learner, {before} (" in text
 
 
+def test_losses_of_different_criteria_are_not_compared(tmp_path: Path) -> None:
+    options = [{}, {}, {"train.chain": {"leaky": 0.1}}, {"train.chain": {"leaky": 0.1}}]
+    runs = [
+        write_config(write_distributed(tmp_path, "sync", learners, 4.0, losses, name=f"{name}{learners}"), changes)
+        for name, learners, losses, changes in zip(
+            ["ce", "ce", "chain", "chain"], [1, 4] * 2, [[2.0], [2.2], [-0.2], [-0.1]], options, strict=True
+        )
+    ]
+    assert main([*map(str, runs), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "COMPARE.md").read_text()
+    assert text.count("### By strategy") == 2 and "| +10.00 % |" in text and "| -0.1000 | +0.1000 |" in text
+    assert "| ce1-s1 | cross-entropy | sync |" in text and "| chain4-s1 | chain | sync |" in text
+    assert text.count("### Speed") == 2 and text.count(", chain\n") == 2
+
+
 def test_options_that_change_no_result_change_no_label(tmp_path: Path) -> None:
     write_pair(tmp_path / "a", {})
     write_pair(tmp_path / "b", NO_RESULT)
