@@ -198,6 +198,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
             return f"{group}={name}: needs the extra `sweeps`; pip install -e '.[sweeps]'"
         if error.options:
             return f"{group}={name}: there is no such choice{choices(name, error.options)}"
+    if cause := raised_by_resolver(error):
+        return str(cause)
     text = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
         return _explain_syntax(error.override, text)
@@ -221,6 +223,13 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         near = other or nearest(key, names) or nearest(last, leaf, leaf)
         return f"{key}: there is no such option{near}"
     return text
+
+
+def raised_by_resolver(error: BaseException | None) -> InputError | None:
+    """Returns the InputError that an error of OmegaConf followed, None without one."""
+    while error is not None and not isinstance(error, InputError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _explain_syntax(override: str, text: str) -> str:

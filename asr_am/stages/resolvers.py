@@ -44,7 +44,9 @@ def hours_of(data_dir: str) -> float:
 
 
 def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[str, float]:
-    """Returns the first row with enough hours. Raises InputError if every row has fewer, or one has none."""
+    """Returns the first row with enough hours. Raises InputError for negative hours, or if rows have too few or none."""
+    if hours < 0:
+        raise InputError(f"corpus.hours={hours:g}: must not be negative")
     for number, row in enumerate(rows):
         limit = row.get("hours") if isinstance(row, Mapping) else None
         if not isinstance(limit, int | float) or isinstance(limit, bool):

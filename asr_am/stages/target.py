@@ -182,7 +182,10 @@ class Target:
         self._check_ownership(folder, keys)
         if self.num_bytes is not None and not self._complete(folder, keys):
             check_space(self.out, self.num_bytes() - used_bytes(folder))
-        self.out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # in /proc
+            raise InputError(f"{error.filename}: no folder can be made there; write elsewhere with exp=DIR") from error
         with _locked(self.out):
             if not self._complete(folder, keys):
                 self._make(folder, keys, sources)

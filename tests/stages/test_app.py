@@ -149,6 +149,8 @@ def test_a_killed_recipe_leaves_no_stage_behind(tmp_path: Path) -> None:
         ("pass", ("run=${nothing}",), "Interpolation key 'nothing' not found"),
         ("pass", ("strategy=snyc",), "strategy=snyc: there is no such choice; did you mean sync?"),
         ("pass", ("exp=/dev/null/exp",), "/dev/null/exp/minicts: Not a directory; make it accessible"),
+        ("pass", ("exp=/proc/exp",), "/proc/exp: no folder can be made there; write elsewhere with exp=DIR"),
+        ("pass", ("corpus=kaldi", "corpus.name=x", "corpus.hours=-1"), "toy: corpus.hours=-1: must not be negative"),
     ],
 )  # fmt: skip
 def test_a_users_mistake_is_one_line(tmp_path: Path, body: str, overrides: tuple[str, ...], expected: str) -> None:

@@ -72,6 +72,8 @@ def test_copies_at_other_speeds_are_for_the_network_and_not_for_kaldis_alignment
 def test_hours_beyond_every_row_are_refused() -> None:
     with pytest.raises(InputError, match="no row for 3 hours"):
         row_for_hours([{"hours": 1}], 3)
+    with pytest.raises(InputError, match=r"corpus.hours=-1: must not be negative"):
+        row_for_hours([{"hours": 1}], -1)
 
 
 def test_silence_phones_beside_the_lexicon_are_an_input_where_there_are_any(tmp_path: Path) -> None:
