@@ -44,7 +44,7 @@ def hours_of(data_dir: str) -> float:
 
 
 def row_for_hours(rows: Sequence[Mapping[str, float]], hours: float) -> Mapping[str, float]:
-    """Returns the first row with enough hours. Raises InputError for negative hours, or if rows have too few or none."""
+    """Returns the first row with enough hours. Raises InputError for negative hours or unfit rows."""
     if hours < 0:
         raise InputError(f"corpus.hours={hours:g}: must not be negative")
     for number, row in enumerate(rows):
