@@ -50,6 +50,7 @@ from asr_am.hmm.kaldi_tree import write_tree
 from asr_am.hmm.states import StateTable
 from asr_am.lang.fst_file import read_fst, write_fst
 from asr_am.lang.lang_dir import Lang
+from asr_am.options import check_name
 from asr_am.score.cli import exit_code
 
 COMMAND = "asr_am.kaldi_export"
@@ -61,9 +62,7 @@ def export(root: Path, system: str, out: Path) -> list[Path]:
     Raises:
         InputError: the system is missing or damaged, or a directory exists that was not made by this program.
     """
-    folder = root / "align" / system
-    if not GmmSystem.is_complete(folder):
-        raise InputError(f"{folder}: no such GMM system; run stage 3 (align)")
+    folder = GmmSystem.find(root / "align", system)
     model, lang = GmmSystem.load(folder), Lang.load(root / "lang")
     subsets = sorted(path.stem for path in (folder / "ali").glob("*.ark"))
     targets = {subset: out / f"{system}_{subset}" for subset in subsets}
@@ -83,7 +82,7 @@ def export(root: Path, system: str, out: Path) -> list[Path]:
 
 def export_decoding(root: Path, run: str, out: Path) -> list[Path]:
     """Writes graph, lattices and posteriors of a decoding run, and of a network its scores and priors."""
-    folder = root / "decode" / run
+    folder = root / "decode" / check_name("--decode", run)
     system = System.load(folder)
     states, target = StateTable.load(system.states), out / run
     if states.first_steps:

@@ -20,7 +20,7 @@ from lhotse.supervision import AlignmentItem, SupervisionSegment
 
 from asr_am.data.kaldi_archive import read_scp
 from asr_am.data.manifests import channel_of, read_recordings, read_supervisions
-from asr_am.data.ownership import refuse_output
+from asr_am.data.ownership import check_own_dir, mark_own_dir
 from asr_am.data.textfile import write_lines
 from asr_am.decode.aligned import aligned_phones, aligned_words
 from asr_am.decode.ctm import FRAME_SHIFT, CtmWord
@@ -28,10 +28,12 @@ from asr_am.errors import InputError
 from asr_am.features.kinds import REMEDY, read_kind
 from asr_am.features.reader import FeatureReader
 from asr_am.hmm.alignments import read_alignments
+from asr_am.hmm.gmm_system import GmmSystem
 from asr_am.hmm.states import StateTable
 from asr_am.lang.lang_dir import Lang
 from asr_am.score.cli import exit_code
 
+COMMAND = "asr_am.lhotse_export"
 KINDS = ("mfcc", "logmel")
 
 
@@ -39,20 +41,22 @@ def export(root: Path, system: str | None, out: Path) -> list[Path]:
     """Writes the manifests, with the alignments of a system if one is named. Returns the directory of each set.
 
     Raises:
-        InputError: there are no manifests, or `out` is in the output of a stage.
+        InputError: there are no manifests or no such system, or the directory of a set has files of the user or is in
+            the output of a stage.
     """
     sets = sorted(path.parent.name for path in (root / "data").glob("*/supervisions.jsonl.gz"))
     if not sets:
         raise InputError(f"{root / 'data'}: has no manifests; run stage 0 (data)")
+    folder_of_system = GmmSystem.find(root / "align", system) if system is not None else None
     for subset in sets:
-        refuse_output(out / subset)
+        check_own_dir(out / subset, COMMAND)
     written = []
     for subset in sets:
         folder = out / subset
-        folder.mkdir(parents=True, exist_ok=True)
+        mark_own_dir(folder, COMMAND)
         recordings, supervisions = read_recordings(root / "data", subset), read_supervisions(root / "data", subset)
-        if system is not None and (root / "align" / system / "ali" / f"{subset}.ark").is_file():
-            supervisions = with_alignments(root, system, subset, supervisions)
+        if folder_of_system and (folder_of_system / "ali" / f"{subset}.ark").is_file():
+            supervisions = with_alignments(root, folder_of_system, subset, supervisions)
         recordings.to_file(folder / "recordings.jsonl.gz")
         supervisions.to_file(folder / "supervisions.jsonl.gz")
         for kind in KINDS:
@@ -65,9 +69,9 @@ def export(root: Path, system: str | None, out: Path) -> list[Path]:
     return written
 
 
-def with_alignments(root: Path, system: str, subset: str, supervisions: SupervisionSet) -> SupervisionSet:
-    """Returns the supervisions with the words and phones of a system's alignments."""
-    folder, lang = root / "align" / system, Lang.load(root / "lang")
+def with_alignments(root: Path, folder: Path, subset: str, supervisions: SupervisionSet) -> SupervisionSet:
+    """Returns the supervisions with the words and phones of the alignments of a system, which is in `folder`."""
+    lang = Lang.load(root / "lang")
     states = StateTable.load(folder / "states.npz")
     by_id = {segment.id: segment for segment in supervisions}
     for utterance, labels_T in read_alignments(folder / "ali", subset):
@@ -112,7 +116,7 @@ def feature_set(root: Path, kind: str, subset: str, supervisions: SupervisionSet
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns its exit code: 0, or 1 after one line on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m asr_am.lhotse_export", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--exp", type=Path, required=True, metavar="DIR", help="output of a recipe: exp/<corpus>")
     parser.add_argument("--system", help="GMM system whose alignments to add")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write into")
@@ -122,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in export(options.exp, options.system, options.out):
             print(path)
 
-    return exit_code("asr_am.lhotse_export", work)
+    return exit_code(COMMAND, work)
 
 
 if __name__ == "__main__":

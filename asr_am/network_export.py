@@ -98,7 +98,8 @@ def _difference(network: nn.Module, exported: Callable[[Tensor], np.ndarray], fr
 def _write_pt2(network: nn.Module, x_BTF: Tensor, description: dict[str, Any], path: Path) -> None:
     free = {0: torch.export.Dim("batch")}
     program = torch.export.export(network, (x_BTF,), dynamic_shapes=(free,))
-    torch.export.save(program, path, extra_files={INFO: json.dumps(description)})
+    with path.open("wb") as file:  # of a path, torch says RuntimeError where it cannot be written
+        torch.export.save(program, file, extra_files={INFO: json.dumps(description)})
 
 
 def _load_pt2(path: Path) -> Callable[[Tensor], np.ndarray]:

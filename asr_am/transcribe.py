@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Channels = Literal["auto", "separate", "average"]
+SAMPLES = [np.dtype(name) for name in ("int16", "int32", "float32", "float64")]  # as soundfile returns them
 SAME_SIGNAL = 0.9  # correlation above which two channels are one speaker. A call with crosstalk of -12 dB has 0.47
 CANCELLATION = 1e-3  # an average of channels below this share of their peak is only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states
@@ -93,6 +94,8 @@ class Transcriber:
         Args:
             audio: a file, or samples [N] or [N, C], with full scale at 1 if they are floats.
             sampling_rate: of samples, in Hz. A file says its own.
+            channels: separate: every channel is a speaker. average: the mean of all is one. auto: the two of a call are
+                separate, unless they have about the same signal, and others are averaged.
 
         Raises:
             InputError: the recording cannot be used.
@@ -145,21 +148,25 @@ class Transcriber:
     def _channels(
         self, audio: str | Path | np.ndarray, sampling_rate: int | None, channels: Channels
     ) -> list[np.ndarray]:
+        if channels not in get_args(Channels):
+            raise InputError(f"channels={channels!r}: must be one of {', '.join(get_args(Channels))}")
         if isinstance(audio, str | Path):
             return read_audio(Path(audio), self.sampling_rate, channels)
         if not isinstance(audio, np.ndarray):
             raise InputError(f"audio of type {type(audio).__name__}: give a file, or a NumPy array of samples")
-        if sampling_rate is None or sampling_rate < 1:
-            raise InputError(f"sampling_rate={sampling_rate}: give the rate of the samples in Hz")
+        if sampling_rate is None or sampling_rate < 1 or sampling_rate != int(sampling_rate):
+            raise InputError(f"sampling_rate={sampling_rate}: give the rate of the samples in Hz, a whole number")
         if audio.ndim not in (1, 2) or not audio.size:
             raise InputError(f"samples of shape {list(audio.shape)}: give [N] or [N, channels]")
         if audio.ndim == 2 and audio.shape[0] < audio.shape[1]:
             raise InputError(
                 f"samples of shape {list(audio.shape)}: more channels than samples; give [N, channels], as samples.T"
             )
-        scale = 1.0 / (np.iinfo(audio.dtype).max + 1) if np.issubdtype(audio.dtype, np.integer) else 1.0
+        if audio.dtype not in SAMPLES:
+            raise InputError(f"samples of type {audio.dtype}: give {', '.join(map(str, SAMPLES))}")
+        scale = 1.0 if np.issubdtype(audio.dtype, np.floating) else 1.0 / (np.iinfo(audio.dtype).max + 1)
         block_NC = audio.reshape(len(audio), -1).astype(np.float32) * np.float32(scale)
-        return prepare_channels([block_NC], sampling_rate, self.sampling_rate, channels, "samples")
+        return prepare_channels([block_NC], int(sampling_rate), self.sampling_rate, channels, "samples")
 
     def _static(self, samples_N: np.ndarray) -> dict[str, np.ndarray]:
         return {name: kind.extractor()(samples_N) for name, kind in self.kinds.items()}
@@ -226,7 +233,7 @@ def read_audio(path: Path, sampling_rate: int, channels: Channels = "auto") -> l
     from asr_am.data.length import decode_blocks, is_truncated
 
     if not path.is_file():
-        raise InputError(f"{path}: no such file; give a recording that exists")
+        raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a recording")
     blocks: list[np.ndarray] = []
     lowest, highest = np.inf, -np.inf
     try:
@@ -310,7 +317,7 @@ def transcripts(transcriber: Transcriber, path: Path, channels: Channels, *, tim
     for number, samples_N in enumerate(found):
         channel, words = channel_name(number, len(found)), transcriber.words(samples_N)
         if times:
-            name = "_".join(path.stem.split())
+            name = ctm_name(path)
             yield from (
                 f"{name} {channel} {w.start * FRAME_SHIFT:.2f} {w.frames * FRAME_SHIFT:.2f} {w.word} {w.confidence:.2f}"
                 for w in words
@@ -318,6 +325,22 @@ def transcripts(transcriber: Transcriber, path: Path, channels: Channels, *, tim
         else:
             name = f"{path}:{channel}" if len(found) > 1 else str(path)
             yield f"{name}: {' '.join(word.word for word in words)}"
+
+
+def ctm_name(path: Path) -> str:
+    """Returns the name of a recording in a CTM file."""
+    return "_".join(path.stem.split())
+
+
+def check_ctm_names(paths: Sequence[Path]) -> None:
+    """Raises InputError if two recordings have the same name in a CTM file."""
+    named: dict[str, Path] = {}
+    for path in paths:
+        other = named.setdefault(ctm_name(path), path)
+        if other != path:
+            raise InputError(
+                f"{other} and {path}: are both {ctm_name(path)} in a CTM file; rename one, or transcribe them apart"
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -332,6 +355,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def work() -> int:
+        if options.times:
+            check_ctm_names(options.files)
         transcriber, status = load_system(options.model), 0
         for path in options.files:
             try:

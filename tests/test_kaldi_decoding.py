@@ -137,7 +137,7 @@ def test_online_ivectors_of_kaldi(root: Path, tmp_path: Path) -> None:
         import_ivectors(folders, root / "features", out)
 
 
-def test_manifests_have_features_and_alignments(root: Path, tmp_path: Path) -> None:
+def test_manifests_have_features_and_alignments(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = root / "align/mono"
     shutil.copytree(root / "align", tmp_path / "mono")
     (tmp_path / "mono").rename(folder)
@@ -155,6 +155,15 @@ def test_manifests_have_features_and_alignments(root: Path, tmp_path: Path) -> N
         labels_T = dict(read_alignments(folder / "ali", "train"))[segment.id]
         assert phone.duration == pytest.approx(0.01 * len(labels_T))
     assert SupervisionSet.from_file(tmp_path / "out/dev/supervisions.jsonl.gz")[0].alignment is None
+    assert lhotse_export.main(["--exp", str(root), "--system", "mono", "--out", str(tmp_path / "out")]) == 0, "again"
+    assert lhotse_export.main(["--exp", str(root), "--system", "trii", "--out", str(tmp_path / "out")]) == 1
+    assert "trii: no such GMM system; give one of mono" in capsys.readouterr().err
+    own = tmp_path / "mine/train/recordings.jsonl.gz"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine", encoding="utf-8")
+    assert lhotse_export.main(["--exp", str(root), "--out", str(tmp_path / "mine")]) == 1
+    assert "train: not made by asr_am.lhotse_export" in capsys.readouterr().err
+    assert own.read_text(encoding="utf-8") == "mine" and not (tmp_path / "mine/dev").exists()
     assert lhotse_export.main(["--exp", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     (root / "data/.key").write_text("0123456789abcdef\n{}\n", encoding="utf-8")
     assert lhotse_export.main(["--exp", str(root), "--out", str(root / "data")]) == 1

@@ -106,5 +106,8 @@ def test_the_lang_directory(trained: tuple[Path, Spoken], tmp_path: Path) -> Non
 def test_an_unknown_system_is_one_line(
     trained: tuple[Path, Spoken], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert kaldi_export.main(["--exp", str(trained[0]), "--system", "tri", "--out", str(tmp_path / "kaldi")]) == 1
-    assert "no such GMM system; run stage 3" in capsys.readouterr().err and not (tmp_path / "kaldi").exists()
+    for system in ("tri", "../align/sat"):
+        assert kaldi_export.main(["--exp", str(trained[0]), "--system", system, "--out", str(tmp_path / "kaldi")]) == 1
+        assert f"{system}: no such GMM system; give one of" in capsys.readouterr().err
+    assert kaldi_export.main(["--exp", str(tmp_path), "--out", str(tmp_path / "kaldi")]) == 1
+    assert "has no GMM system; run stage 3" in capsys.readouterr().err and not (tmp_path / "kaldi").exists()

@@ -1,7 +1,7 @@
 """Which strategy for my machines? Measure them, predict all strategies there, check some of the predictions.
 
     python -m asr_am.cluster measure name=mine launcher=process learners=4
-    python -m asr_am.cluster predict cluster=mine corpus=an4 corpus.hours=1 learners=4,8,16
+    python -m asr_am.cluster predict cluster=mine corpus=minicts corpus.hours=1 learners=4,8,16
     python -m asr_am.cluster check cluster=mine learners=4 strategy=sync,bmuf,adpsgd
 
 measure   starts learners with the launcher, and writes conf/cluster/<name>.yaml: what links, averages and updates take

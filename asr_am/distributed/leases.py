@@ -207,7 +207,7 @@ def _audit(segment: Segment, completions: tuple[Completion, ...], examples: tupl
         wrong = sorted(set(found) ^ set(wanted))[:5] or "a batch twice"
         raise RuntimeError(
             f"epoch {segment.epoch + 1}: batches {segment.begin}..{segment.end - 1} were not completed exactly once "
-            f"each: (batch, examples) {wrong}"
+            f"each: (batch, examples) {wrong}. A strategy's `step` must return what `gradient` returned"
         )
 
 

@@ -54,3 +54,14 @@ class GmmSystem:
     def is_complete(folder: Path) -> bool:
         """Returns True if `save` finished in `folder`."""
         return (folder / "gmm.npz").is_file()
+
+    @staticmethod
+    def find(align_dir: Path, name: str) -> Path:
+        """Returns the folder of a system. Raises InputError, with the systems that there are, if it is none of them."""
+        folders = sorted(align_dir.iterdir()) if align_dir.is_dir() else []
+        complete = {folder.name: folder for folder in folders if GmmSystem.is_complete(folder)}
+        if not complete:
+            raise InputError(f"{align_dir}: has no GMM system; run stage 3 (align)")
+        if name not in complete:
+            raise InputError(f"{align_dir / name}: no such GMM system; give one of {', '.join(complete)}")
+        return complete[name]

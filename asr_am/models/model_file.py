@@ -86,7 +86,9 @@ def load_acoustic_model(path: Path) -> tuple[AcousticModel, dict[str, Any]]:
         model = options.make(int(value["inputs"]), int(value["outputs"]))
         model.load_state_dict(value["weights"])
         info = {"dim": model.inputs, "num_pdfs": model.outputs, **value["info"]}
-    except (InputError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except InputError as error:  # of a class, which may be of a package that is not installed here, or of its options
+        raise InputError(f"{path}: {error}") from error
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise InputError(
             f"{path}: is not a complete acoustic model ({str(error).splitlines()[0]}); {remedy}"
         ) from error

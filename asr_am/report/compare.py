@@ -3,9 +3,9 @@
 RUN is the directory of a run, exp/<corpus>/train/<run>. Word error rates are read from exp/<corpus>/score. The output
 is DIR/COMPARE.md and the figures it shows.
 
-Differences are computed between runs with the same corpus, train.subset, features, alignment and examples, and between
-scores of the same test set. The rows are labelled with all other options that differ. At least two runs must have the
-same training data.
+Differences are computed between runs with the same corpus, train.subset, features, alignment, examples and criterion,
+and between scores of the same test set. The rows are labelled with all other options that differ. Of several runs, at
+least two must have the same training data.
 """
 
 from __future__ import annotations

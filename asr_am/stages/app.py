@@ -87,6 +87,7 @@ def stage(
             register_resolvers()  # before Hydra composes
             if sweeps(overrides):
                 check_before_sweep(targets, overrides)
+                start_logging(None)  # jobs of other launchers than Hydra's own log in processes of their own
                 os.environ[NUM_JOBS] = "" if is_search(overrides) else str(len(jobs_of(overrides)))
             else:  # Hydra composes four times for --multirun, else twice
                 sys.argv = [word for word in sys.argv if word not in ("--multirun", "-m")]

@@ -68,8 +68,8 @@ def _is_wanted(record: logging.LogRecord) -> bool:
     return "different sampling rates" not in str(record.msg)
 
 
-def start_logging(path: Path, quiet: bool = False) -> None:
-    """Starts logging: everything to a file, INFO to stdout in short lines, warnings and errors to stderr."""
+def start_logging(path: Path | None, quiet: bool = False) -> None:
+    """Starts logging: everything to a file unless it is None, INFO to stdout in short lines, warnings to stderr."""
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)
@@ -82,9 +82,10 @@ def start_logging(path: Path, quiet: bool = False) -> None:
     problems.setLevel(logging.WARNING)
     root.addHandler(console)
     root.addHandler(problems)
-    file = LogFile(path)
-    file.setFormatter(FinalPaths("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root.addHandler(file)
+    if path is not None:
+        file = LogFile(path)
+        file.setFormatter(FinalPaths("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.addHandler(file)
     root.setLevel(logging.INFO)
     root.addFilter(_is_wanted)  # lhotse logs to the root logger itself
     for ours in ("asr_am", "local"):  # details, such as each pass of the GMM training, go to the file only

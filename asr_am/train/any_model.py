@@ -127,12 +127,12 @@ def train_model(
     )  # fmt: skip
     run = ModelRun(model, make_data(batches, batch_size, sizes, seed), loss, strategy, options, validate, out, team)
     trainer = Trainer(run, team)
-    done = run.epochs_done() if out is not None else 0
+    finished = trainer.checkpoints.on_disk and trainer.checkpoints.paths() and run.epochs_done() == epochs
     try:
         trainer.train()
     finally:
         run.run_log.close()
-    if done == epochs and team.rank == 0:
+    if finished and team.rank == 0:
         log.warning("%s: is finished, and its results are returned; give another folder to train again", out)
     run.finish(trainer.strategy.consensus())
     return [Epoch(record["train_loss"], record.get("heldout_loss")) for record in trainer.progress.history]

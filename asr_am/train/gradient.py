@@ -6,6 +6,7 @@ Shapes: B chunks, T frames, F features, N parameters.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from asr_am.distributed.leases import Lease, Leases, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.egs.loader import Batch, Loader
 from asr_am.egs.stateless_rng import seed_of
+from asr_am.errors import InputError
 from asr_am.models.acoustic import AcousticModel
 from asr_am.train.cuda_graph import GraphedGradient
 from asr_am.train.frame_loss import batch_loss
@@ -161,6 +163,8 @@ class GradientComputer:
             return None
         learner, epoch = self._model_state, self._plan.epoch
         lr = self._schedule.rate(epoch, lease.progress, lease.updates)
+        if not 0 <= lr < math.inf:
+            raise InputError(f"epoch {epoch + 1}: the learning rate is {lr}; correct the schedule")
         learner.optimizer.lr = lr
         if lease.batch is None:  # an idle turn: a gradient of zero, so that all learners take part in the step
             learner.params.g.zero_()

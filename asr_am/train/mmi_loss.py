@@ -24,6 +24,7 @@ from asr_am.egs.loader import IGNORE
 from asr_am.errors import InputError
 from asr_am.hmm.denominator import DenominatorGraph
 from asr_am.models.acoustic import AcousticModel
+from asr_am.train.frame_loss import output_targets
 from asr_am.train.path_sums import PathSums
 
 
@@ -69,7 +70,7 @@ class MmiLoss:
         self, model: AcousticModel, x_BTF: Tensor, lengths_B: Tensor | None, targets_BT: Tensor,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Returns the loss, summed over frames, and the number of frames whose best pdf is the aligned one.
+        """Returns the loss, summed over frames, and of correct frames the number that `frame_loss.batch_loss` counts.
 
         The loss is minus the log posterior of the alignment, up to the alignment's probability in the graph, which does
         not depend on the weights, plus the weighted cross-entropy.
@@ -92,5 +93,6 @@ class MmiLoss:
         path = scores_BTP.gather(2, target_BT1).sum()
         all_paths = self.paths.log_sum(scores_BTP)
         cross_entropy = -(posteriors_BTP.gather(2, target_BT1) * known_BT1).sum()
-        correct = (logits_BTP.argmax(2) == targets_BT).sum().float()
+        targets_BK, frames_BK = output_targets(model, targets_BT, lengths_B)
+        correct = ((logits_BKP.argmax(2) == targets_BK) * frames_BK).sum().float()
         return all_paths - path + self._options.ce_weight * cross_entropy, correct

@@ -125,6 +125,9 @@ class RunSetup:
     def _start(self) -> AcousticModel:
         torch.manual_seed(self.options.seed)
         model = self.options.model.make(self.egs.info.dim, self.egs.info.num_pdfs)
+        if not (isinstance(model, AcousticModel) and isinstance(getattr(model, "output", None), nn.Linear)):
+            maker = f"{type(self.options.model).__name__}.make"
+            raise InputError(f"model: {maker} must return an AcousticModel with a linear layer `output`")
         model.set_normalisation(torch.from_numpy(self._mean_F), torch.from_numpy(self._deviation_F))
         if self.options.chain or self.options.ctc:
             add_xent(model)

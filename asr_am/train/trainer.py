@@ -178,6 +178,8 @@ class Trainer:
         sums = torch.stack([torch.stack((part.abs().sum(), part.square().sum())) for part in parts]).sum(0)
         fingerprint = [*sums.tolist(), float(self.model_state.device.type == "cuda")]
         rows = self.team.gather(torch.tensor(fingerprint, dtype=torch.float64))
+        if not rows[self.team.rank].isfinite().all():
+            raise InputError("the model has weights that are not finite numbers before the first step; make it again")
         if not all(torch.allclose(row[:2], rows[self.team.rank][:2], rtol=REL_TOL) for row in rows.values()):
             raise InputError(
                 "the learners start with different weights; check that all hosts have the same software and examples"

@@ -79,6 +79,9 @@ class ListData:
             raise InputError(
                 f"train_model: {len(batches)} batches and {len(self._sizes)} sizes; give as many of both, at least one"
             )
+        if min(self._sizes) < 1:
+            number = self._sizes.index(min(self._sizes))
+            raise InputError(f"train_model: batch {number} has {min(self._sizes)} examples; each needs at least one")
 
     def plan(self, epoch: int) -> EpochOrder:
         return EpochOrder(epoch, [(number,) for number in range(len(self._sizes))], self._sizes)

@@ -98,6 +98,9 @@ def test_channels_and_times(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
         begins = [float(word[2]) for word in words if word[1] == channel]
         assert begins == sorted(begins) and begins[-1] < 4.0
     assert all(len(word) == 6 and 0 <= float(word[5]) <= 1 for word in words)
+    other = tmp_path / "other/silent side.flac"
+    assert main(["--model", str(run), "--times", str(silent), str(other)]) == 1
+    assert "are both silent_side in a CTM file; rename one" in capsys.readouterr().err
 
 
 def test_from_python(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,9 +127,13 @@ def test_from_python(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (samples_N2, None, "give the rate"), (np.zeros(0), 8000, "give .N. or"), (np.zeros(800), 8000, "every sample"),
         (np.full(800, np.nan), 8000, "NaN"), (samples_N2.T, 8000, "more channels than samples"),
         (torch.zeros(800), 8000, "audio of type Tensor: give a file, or a NumPy array"),
+        (samples_N2, 7999.5, "a whole number"), (samples_N2.astype(np.int64), 8000, "type int64: give int16, int32"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             system.transcribe(wrong, rate)
+    for audio in (path, samples_N2):
+        with pytest.raises(InputError, match="channels='seperate': must be one of auto, separate, average"):
+            system.transcribe(audio, 8000, channels="seperate")  # type: ignore[arg-type]
 
 
 def count_calls(patch: pytest.MonkeyPatch, counts: Counter[str], owner: object, name: str) -> None:
@@ -214,6 +221,7 @@ def bad_files(folder: Path) -> dict[str, Path]:
     soundfile.write(hole, np.where(np.arange(RATE) == 99, np.nan, tone(RATE, 1.0)[:, 0]), RATE, subtype="FLOAT")
     return {
         "no such file": folder / "missing.wav",
+        "is a folder": folder,
         "cannot be read as audio": folder / "text.wav",
         "cannot be read as audio ": folder / "empty.wav",
         "no samples": write(folder / "none.wav", np.zeros((0, 1)), RATE),

@@ -118,6 +118,8 @@ def test_exported_networks_have_the_same_scores(name: str, chain: bool, tmp_path
     if not chain:
         expected = expected.log_softmax(2) - torch.from_numpy(log_priors(info["pdf_counts"].numpy()))
     torch.testing.assert_close(exported, expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(OSError, match="/proc/"):
+        export_network(tmp_path / "best.pt", Path("/proc/net.pt2"))
 
 
 def test_outputs_of_chain_models_are_repeated_and_others_are_made_for_each_frame() -> None:

@@ -122,8 +122,9 @@ def test_a_killed_sweep_continues_to_the_same_table(
     before = kill_after(start(tmp_path, *VIRTUAL, *swept, *launcher), tmp_path, NUM_RUNS // 2)
     assert len(before) < NUM_RUNS
     process = start(tmp_path, *VIRTUAL, *swept, *launcher)
-    _, errors = process.communicate(timeout=300)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
+    assert output.splitlines()[-NUM_RUNS - 1].split() == ["run", "held-out", "loss"]
     found = table(tmp_path)
     assert len(found) == NUM_RUNS and found.keys() == expected.keys()
     for name, (config_hash, losses) in expected.items():
@@ -140,10 +141,15 @@ def test_a_choice_without_its_plugin_names_the_extra(tmp_path: Path) -> None:
 
 
 @needs("optuna_sweeper")
-def test_a_killed_search_continues_with_the_same_trials(examples: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "launcher", [(), ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_jobs=2")]
+)
+def test_a_killed_search_continues_with_the_same_trials(
+    examples: Path, tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
     copy_examples(examples, tmp_path)
-    search = ("hydra/sweeper=search", "hydra.sweeper.n_trials=6", "schedule.base=tag(log,interval(0.001,0.1))",
-              "run=lr-${schedule.base}")  # fmt: skip
+    search = (*launcher, "hydra/sweeper=search", "hydra.sweeper.n_trials=6",
+              "schedule.base=tag(log,interval(0.001,0.1))", "run=lr-${schedule.base}")  # fmt: skip
     before = kill_after(start(tmp_path, *search), tmp_path, 3)
     assert len(before) < 6
     process = start(tmp_path, *search)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -231,6 +232,10 @@ def test_an_interrupted_training_continues_in_its_folder(
     assert torch.equal(again[0], whole[0]) and "whole: is finished, and its results are returned" in caplog.text
     with pytest.raises(InputError, match="belongs to a run with other options"):
         fit(strategy, None, out=tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts/checkpoints")
+    caplog.clear()
+    fit(strategy, None, out=tmp_path / "parts")
+    assert "is finished" not in caplog.text, "it was trained anew"
 
 
 PROGRAM = """
@@ -369,3 +374,10 @@ def test_mistakes_are_named() -> None:
         train_model(nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 1).double()), batches_of(), mean_error, Sync)
     with pytest.raises(InputError, match="the loss is nan"):
         train_model(model, batches_of(), lambda m, batch: mean_error(m, batch) * float("nan"), Sync)
+    with pytest.raises(InputError, match="weights that are not finite numbers before the first step"):
+        train_model(model, batches_of(), mean_error, Sync)
+    model = nn.Linear(3, 1)
+    with pytest.raises(InputError, match="batch 1 has 0 examples; each needs at least one"):
+        train_model(model, batches_of()[:2], mean_error, Sync, sizes=[8, 0])
+    with pytest.raises(InputError, match=r"epoch 1: the learning rate is -1.0; correct the schedule"):
+        train_model(model, batches_of(), mean_error, Sync, lr=lambda share: -1.0)
