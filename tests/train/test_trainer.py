@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from asr_am.egs.augment import Masking
 from asr_am.errors import InputError
+from asr_am.models.acoustic import ModelOptions
 from asr_am.models.blstm import BlstmOptions
 from asr_am.models.model_file import load_acoustic_model
 from asr_am.train.run_log import RunLog
@@ -65,6 +68,18 @@ def undisturbed(egs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     out = tmp_path_factory.mktemp("undisturbed")
     train(egs_dir, out, OPTIONS)
     return out
+
+
+class Layer(ModelOptions):
+    """Options of a user's own that make no acoustic model."""
+
+    def make(self, inputs: int, outputs: int) -> nn.Module:  # type: ignore[override]
+        return nn.Linear(inputs, outputs)
+
+
+def test_a_model_of_a_users_own_needs_an_output_layer(egs_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"Layer.make must return an AcousticModel with a linear layer `output`"):
+        train(egs_dir, tmp_path, replace(OPTIONS, model=Layer()))
 
 
 def test_it_learns(tmp_path: Path) -> None:
