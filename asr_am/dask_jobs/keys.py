@@ -6,6 +6,7 @@ read the key may run jobs, and nobody else.
 
 from __future__ import annotations
 
+import argparse
 import os
 import stat
 import sys
@@ -60,9 +61,11 @@ def read_keys(folder: Path) -> Security:
 
 
 def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit(f"usage: {KEYS_COMMAND}")
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        prog=KEYS_COMMAND.removesuffix(" FOLDER"), description="Make the TLS key of a Dask cluster."
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder, which every host needs")
+    folder = parser.parse_args().folder
     try:
         make_keys(folder)
     except ImportError:

@@ -136,7 +136,10 @@ def _styles(groups: Sequence[RunGroup]) -> list[Style]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m asr_am.papers.psp_figures", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory, with its summary.json")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
     options = parser.parse_args()

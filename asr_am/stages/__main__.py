@@ -14,6 +14,9 @@ STAGES = ("data", "lang", "features", "align", "speaker", "egs", "train", "decod
 def main() -> None:
     """Runs the stage that the first argument names. Ends with status 1 if there is none of that name."""
     name = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if name in ("--help", "-h"):
+        print(__doc__, f"Stages: {', '.join(STAGES)}. `... NAME --help` prints the options of one.", sep="\n\n")
+        sys.exit(0)
     if name not in STAGES:
         print(f"ERROR stage {name or 'missing'}: there is no such stage{choices(name, STAGES)}", file=sys.stderr)
         sys.exit(1)

@@ -32,7 +32,7 @@ from asr_am.progress import mute
 from asr_am.signals import signal_again_if_lost, signal_on_parent_death
 from asr_am.stages import PREEMPTION, end_with_recipe, preempt_at_once, started_by_recipe, terminate_at_once
 from asr_am.stages.layout import layout
-from asr_am.stages.overrides import check_sweep, explain, given_overrides, is_search, jobs_of, sweeps
+from asr_am.stages.overrides import asks_help, check_sweep, explain, given_overrides, is_search, jobs_of, sweeps
 from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import composing, register_resolvers
 from asr_am.stages.sections import check, job_options
@@ -218,6 +218,9 @@ def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
             end_stage(f"stage {name}: {file}: is not UTF-8; save it as UTF-8", 1)
         if line := disk_problem(error, None):
             end_stage(f"stage {name}: {line}", 1)
+        if isinstance(error, BrokenPipeError) and asks_help(sys.argv[1:]):  # `--help | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail again
+            sys.exit(0)
         log.exception("stage %s failed%s", name, _log_hint())
         sys.exit(1)
 

@@ -141,6 +141,12 @@ def test_a_killed_recipe_leaves_no_stage_behind(tmp_path: Path) -> None:
     assert not processes_of(recipe.pid)
 
 
+def test_nobody_has_to_read_all_of_the_help() -> None:
+    command = f"set -o pipefail; {sys.executable} -m asr_am.stages egs --help | head -1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("\n") == 1 and not done.stderr
+
+
 @pytest.mark.parametrize(
     ("body", "overrides", "expected"),
     [

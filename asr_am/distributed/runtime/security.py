@@ -6,6 +6,7 @@ must be copied to every host of the run.
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import logging
 import os
@@ -99,10 +100,10 @@ def is_loopback(host: str) -> bool:
 
 
 def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit(f"usage: {KEYGEN_CMD}")
+    parser = argparse.ArgumentParser(prog=KEYGEN_CMD.removesuffix(" FILE"), description="Make the secret key of a run.")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a new file, which every host of the run needs")
     try:
-        make_key_file(Path(sys.argv[1]))
+        make_key_file(parser.parse_args().file)
     except InputError as error:
         sys.exit(str(error))
 
