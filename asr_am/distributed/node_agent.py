@@ -10,7 +10,7 @@ from asr_am.distributed.awake_clock import AwakeClock
 from asr_am.distributed.coordinator import ControlMessage
 from asr_am.distributed.launch_spec import HEARTBEAT_TIMEOUT, LaunchSpec
 from asr_am.distributed.leases import HostLost, LearnerLost
-from asr_am.distributed.supervisor import POLL_INTERVAL, Workers
+from asr_am.distributed.supervisor import BEFORE_START, POLL_INTERVAL, Workers
 from asr_am.errors import InputError, Preempted
 
 JOIN_INTERVAL = 1.0  # seconds between two requests, as the supervisor of a larger team may still end and lose one
@@ -33,14 +33,15 @@ class NodeAgent:
 
     Args:
         make_workers: returns this host's processes, given the message that begins the run.
+        preempted: returns True once this host has been asked to end. The whole run is to save its state then.
     """
 
     def __init__(
         self, spec: LaunchSpec, connection: AgentConnection, make_workers: Callable[[ControlMessage], Workers],
-        clock: AwakeClock, name: str,
+        clock: AwakeClock, name: str, preempted: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._spec, self._connection, self._make_workers, self._clock = spec, connection, make_workers, clock
-        self._name = name
+        self._name, self._preempted, self._told = name, preempted, False
         self._workers: Workers | None = None
         self._last_sent = -math.inf
 
@@ -52,6 +53,7 @@ class NodeAgent:
             last_heard = self._clock.now()
             while True:
                 self._heartbeat()
+                self._tell_preemption()
                 for message in self._connection.receive(POLL_INTERVAL):
                     last_heard = self._clock.now()
                     if message.get("do") == "start":
@@ -81,11 +83,19 @@ class NodeAgent:
             self._last_sent = self._clock.now()
             self._connection.send({"op": "live"})
 
+    def _tell_preemption(self) -> None:
+        """Tells the supervisor, once, that this host has been asked to end."""
+        if self._preempted() and not self._told:
+            self._told = True
+            self._connection.send({"op": "preempt"})
+
     def _join_supervisor(self) -> ControlMessage:
         """Registers this host, and waits until the supervisor has all hosts."""
         spec = self._spec
         deadline = self._clock.now() + spec.timeout
         while self._clock.now() < deadline:
+            if self._preempted():
+                raise Preempted(BEFORE_START)
             self._connection.send({
                 "op": "node", "node": spec.node_rank, "nodes": spec.nodes, "learners": spec.learners,
                 "in_step": spec.synchronous, "host": self._name,

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 0.05  # seconds between two checks of the processes
 RESTART_WINDOW = 3600.0  # seconds in which deaths are counted
+BEFORE_START = "not all hosts had connected; the same command starts the run"  # when asked to end
 
 
 class Workers(Protocol):
@@ -393,6 +394,8 @@ class Supervisor:
         deadline = self._clock.now() + self._spec.timeout
         while len(self._hosts) < self._spec.nodes - 1:
             self._tick()
+            if self._preempted():
+                raise Preempted(BEFORE_START)
             left = deadline - self._clock.now()
             if left <= 0:
                 rejected = self._server.rejected
@@ -426,12 +429,14 @@ class Supervisor:
         self._hosts[int(str(node))] = Host(str(message.get("host")), connection, self._clock.now())
 
     def _on_node(self, connection: bytes, message: ControlMessage) -> None:
-        """Handles an agent's report or heartbeat."""
+        """Handles an agent's report, heartbeat, or word that its host has been asked to end."""
         for host in self._hosts.values():
             if host.connection == connection:
                 host.last_heard = self._clock.now()
                 if message.get("op") == "ended":
                     self._on_end(ExitStatus(message["rank"], message["incarnation"], message["status"]), host.name)
+                elif message.get("op") == "preempt":
+                    self._preempt()
                 return
         self._server.reject("a message of a client that is neither a learner nor a host of this run")
 

@@ -138,7 +138,9 @@ class LaunchOptions:
         signal_numbers(self.signals)
         if self.grace < 0:
             raise InputError(f"launcher.grace={self.grace}: must be at least 0 seconds")
-        check_least(self, "launcher", min_learners=1)
+        if self.timeout <= 0:
+            raise InputError(f"launcher.timeout={self.timeout}: must be above 0 seconds")
+        check_least(self, "launcher", min_learners=1, max_restarts=0, restart_after=0)
 
     @classmethod
     def parse(cls, launcher: DictConfig, where: str = "launcher") -> LaunchOptions:

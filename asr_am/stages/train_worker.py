@@ -131,6 +131,8 @@ def main() -> None:
         if "ASR_AM_LAUNCHER" in os.environ:
             set_parent_death_signal(int(os.environ["ASR_AM_LAUNCHER"]))  # before imports that take seconds
         run_worker(_prepared.get(path) or read_config(path))
+    except KeyboardInterrupt:  # to this process alone, it is like any other death
+        status = EXIT_FAILURE
     except Exception as error:
         status = report_failure(error, rank, path.parent)
     end_process(status)

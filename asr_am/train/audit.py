@@ -24,6 +24,7 @@ from typing import Any
 from asr_am.data.record import read_record
 from asr_am.errors import InputError
 from asr_am.models.model_file import load_acoustic_model, read_torch
+from asr_am.train.checkpoint import COMPLETE
 
 Line = dict[str, Any]
 NOT_A_RUN = "is this the folder of a finished run?"
@@ -176,7 +177,7 @@ def _check_checkpoints(run: Path, leases: list[Line], metrics: list[Line], histo
     for path in sorted((run / "checkpoints").glob("checkpoint-*")):
         if path.suffix == ".partial":
             history.problems.append(f"{path.name} was left")
-        else:
+        elif COMPLETE.fullmatch(path.name):  # else set aside as damaged, or the user's
             cursors.append(read_torch(path / "run.pt", "train again")["cursor"])
     if not cursors:
         raise InputError(f"{run / 'checkpoints'}: no checkpoint: is {run} a finished run?")

@@ -14,6 +14,7 @@ import yaml
 
 from asr_am import disk
 from asr_am.data.checksums import intact
+from asr_am.errors import InputError
 from asr_am.progress import ProgressBar
 from asr_am.train.learner_view import LearnerView
 from asr_am.train.tracking import Tracker
@@ -101,12 +102,20 @@ class JsonLines:
             complete lines.
         writer: see `disk.replace`.
         check: see `disk.replace`.
+
+    Raises:
+        InputError: the file is shorter than `keep_bytes`.
     """
 
     def __init__(
         self, path: Path, keep_bytes: int | None, writer: str = "", check: Callable[[], None] = lambda: None
     ) -> None:
         content = path.read_bytes() if path.exists() else b""
+        if keep_bytes is not None and len(content) < keep_bytes:
+            raise InputError(
+                f"{path}: has {len(content)} bytes, and had {keep_bytes} at the checkpoint, so lines are lost; put the "
+                f"whole file back, or remove {path.parent} to train anew"
+            )
         content = content[: content.rfind(b"\n") + 1 if keep_bytes is None else keep_bytes]
         disk.replace(path, lambda file: file.write(content), writer, check)
         self._file, self._size = disk.open_to_append(path), len(content)

@@ -12,10 +12,11 @@ from asr_am.stages import train_worker
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(InputError("mend it"), 1), (RuntimeError("no such GPU"), 70), (None, 0)]
+    ("error", "status"),
+    [(InputError("mend it"), 1), (RuntimeError("no such GPU"), 70), (KeyboardInterrupt(), 70), (None, 0)],
 )
 def test_exit_status_of_a_users_mistake_and_of_a_failure(
-    error: Exception | None, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException | None, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_worker(*_: object) -> None:
         if error:
@@ -34,7 +35,7 @@ def test_exit_status_of_a_users_mistake_and_of_a_failure(
     assert ends == [status]
     log = tmp_path / "toy/log/train-learner3.log"
     logged = log.read_text() if log.exists() else ""
-    assert str(error or "") in logged and ("Traceback" in logged) == (status == 70)
+    assert str(error or "") in logged and ("Traceback" in logged) == isinstance(error, RuntimeError)
 
 
 @pytest.mark.parametrize(

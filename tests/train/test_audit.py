@@ -73,6 +73,13 @@ def test_each_start_of_the_command_counts_incarnations_anew(good: Path, tmp_path
     assert check("a", "a") and not check("a", "b")
 
 
+def test_checkpoints_that_were_set_aside_are_not_read(good: Path, tmp_path: Path) -> None:
+    shutil.copytree(good, tmp_path / "run")
+    for name in ("checkpoint-000000001.damaged", "checkpoint-of-mine"):
+        (tmp_path / "run/checkpoints" / name).mkdir()
+    assert not audit(tmp_path / "run").problems
+
+
 Change = Callable[[Path], None]
 
 

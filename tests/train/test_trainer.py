@@ -183,6 +183,16 @@ def test_other_options_or_a_damaged_checkpoint_are_refused(egs_dir: Path, tmp_pa
         part.write_bytes(whole)
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "leases.jsonl"])
+def test_a_run_whose_records_have_lost_lines_does_not_go_on(egs_dir: Path, tmp_path: Path, name: str) -> None:
+    run_and_die(egs_dir, tmp_path, 3)
+    checkpoints = sorted((tmp_path / "checkpoints").glob("checkpoint-?????????"))
+    os.truncate(tmp_path / name, 20)
+    with pytest.raises(InputError, match=rf"{name}: has 20 bytes, and had \d+ at the checkpoint, so lines are lost"):
+        train(egs_dir, tmp_path, OPTIONS)
+    assert sorted((tmp_path / "checkpoints").glob("checkpoint-?????????")) == checkpoints != []
+
+
 def test_a_damaged_newest_checkpoint_is_kept_aside_and_the_one_before_is_taken(
     egs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,7 +53,9 @@ def make_agent(spec: LaunchSpec, fork_server: ForkServer | None = None) -> NodeA
         return WorkerProcesses(spec, rendezvous, fork_server)
 
     clock = AwakeClock(HEARTBEAT_TIMEOUT / 5)
-    return NodeAgent(spec, SupervisorConnection(spec, fork_server), make_workers, clock, socket.gethostname())
+    return NodeAgent(
+        spec, SupervisorConnection(spec, fork_server), make_workers, clock, socket.gethostname(), preempted
+    )
 
 
 class SupervisorConnection:

@@ -24,7 +24,7 @@ from asr_am.distributed.leases import HostLost, LearnerLost
 from asr_am.distributed.runtime import launcher as starting
 from asr_am.distributed.runtime.launcher import launch, make_agent
 from asr_am.distributed.runtime.worker_process import WorkerProcesses, free_port
-from asr_am.errors import InputError
+from asr_am.errors import EXIT_PREEMPTED, InputError, Preempted
 from asr_am.stages import target
 from asr_am.stages.target import Target, held_locks
 from tests.support.forked_workers import FORK_SERVER
@@ -74,6 +74,17 @@ def forked_launcher(command: list[str], learners: int) -> Any:
     process = FORK_SERVER.Process(target=partial(launch, synchronous=True), args=(command, learners))
     process.start()
     return process
+
+
+def launch_host(command: list[str], node: int, address: str) -> None:
+    """Launches the learner of one of two hosts. Ends with status 75 if the run was asked to end."""
+    try:
+        launch(
+            command, 1, synchronous=True, nodes=2, node_rank=node, address=address, encrypt=False,
+            signals=["TERM", "USR1"], grace=20.0,
+        )  # fmt: skip
+    except Preempted:
+        os._exit(EXIT_PREEMPTED)
 
 
 def make_by_learner(out: Path, command: list[str]) -> None:
@@ -368,6 +379,42 @@ def test_two_hosts_synchronous(tmp_path: Path) -> None:
     assert [noted[f"{rank}.0"]["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
     assert len({(n["MASTER_ADDR"], n["MASTER_PORT"], n["ASR_AM_RUN"], n["WORLD_SIZE"]) for n in noted.values()}) == 1
     assert_gone(tmp_path)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_the_run_ends_when_any_host_is_asked_to(tmp_path: Path, asked: int) -> None:
+    text = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))\n(folder / f'ready-{rank}').touch()\ntime.sleep(600)"
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    hosts = [FORK_SERVER.Process(target=launch_host, args=(script(tmp_path, text), node, address)) for node in (0, 1)]
+    for host in hosts:
+        host.start()
+    while len(list(tmp_path.glob("ready-*"))) < 2:
+        assert all(host.is_alive() for host in hosts)
+        time.sleep(0.01)
+    os.kill(hosts[asked].pid, signal.SIGTERM)
+    for host in hosts:
+        host.join(30)
+    assert [host.exitcode for host in hosts] == [EXIT_PREEMPTED] * 2
+    assert_gone(tmp_path)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_host_that_waits_for_the_other_ends_when_it_is_asked_to(tmp_path: Path, node: int) -> None:
+    host = FORK_SERVER.Process(
+        target=launch_host, args=(script(tmp_path, ""), node, f"127.0.0.1:{free_port('127.0.0.1')}")
+    )
+    host.start()
+    while not catches(host.pid, signal.SIGUSR1):
+        time.sleep(0.01)
+    os.kill(host.pid, signal.SIGUSR1)
+    host.join(10)
+    assert host.exitcode == EXIT_PREEMPTED and not left(tmp_path)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Returns whether a process has a handler of a signal."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1 << number - 1)
 
 
 def test_two_hosts_asynchronous(tmp_path: Path) -> None:
