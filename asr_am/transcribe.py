@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Channels = Literal["auto", "separate", "average"]
-SAMPLES = [np.dtype(name) for name in ("int16", "int32", "float32", "float64")]  # as soundfile returns them
+SAMPLES = [np.dtype(name) for name in ("int16", "int32", "float16", "float32", "float64")]
 SAME_SIGNAL = 0.9  # correlation above which two channels are one speaker. A call with crosstalk of -12 dB has 0.47
 CANCELLATION = 1e-3  # an average of channels below this share of their peak is only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states
@@ -154,7 +154,7 @@ class Transcriber:
             return read_audio(Path(audio), self.sampling_rate, channels)
         if not isinstance(audio, np.ndarray):
             raise InputError(f"audio of type {type(audio).__name__}: give a file, or a NumPy array of samples")
-        if sampling_rate is None or sampling_rate < 1 or sampling_rate != int(sampling_rate):
+        if sampling_rate is None or sampling_rate < 1 or not float(sampling_rate).is_integer():
             raise InputError(f"sampling_rate={sampling_rate}: give the rate of the samples in Hz, a whole number")
         if audio.ndim not in (1, 2) or not audio.size:
             raise InputError(f"samples of shape {list(audio.shape)}: give [N] or [N, channels]")
@@ -162,7 +162,7 @@ class Transcriber:
             raise InputError(
                 f"samples of shape {list(audio.shape)}: more channels than samples; give [N, channels], as samples.T"
             )
-        if audio.dtype not in SAMPLES:
+        if audio.dtype.newbyteorder("=") not in SAMPLES:
             raise InputError(f"samples of type {audio.dtype}: give {', '.join(map(str, SAMPLES))}")
         scale = 1.0 if np.issubdtype(audio.dtype, np.floating) else 1.0 / (np.iinfo(audio.dtype).max + 1)
         block_NC = audio.reshape(len(audio), -1).astype(np.float32) * np.float32(scale)
