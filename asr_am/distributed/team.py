@@ -203,6 +203,11 @@ class Team(Group, Protocol):
         ...
 
     @property
+    def restarts(self) -> int:
+        """`incarnation`, and the restarts of the whole team by torchrun or after a death under MPI."""
+        ...
+
+    @property
     def launch(self) -> str:
         """The identity of the launch that has started the team, the same for all learners."""
         ...
@@ -472,7 +477,7 @@ class SingleProcess:
 
     rank = 0
     size = 1
-    incarnation = 0
+    incarnation = restarts = 0
     ranks: Sequence[int] = (0,)
     rejoins = False
     hosts = (0,)

@@ -74,7 +74,7 @@ def gather_comm_metrics(team: Team, strategy: Strategy, consensus: Tensor) -> Co
         "usage": comm_stats_to_dict(team.comm_stats),
         "staleness": strategy.staleness,
         "counts": strategy.metrics,
-        "restarts": team.incarnation,
+        "restarts": team.restarts,
         "squared_distance": float((strategy.replica() - consensus).square().sum()),
     }
     if alike := type(strategy).consensus is Strategy.consensus:

@@ -59,7 +59,7 @@ class StepReports:
         team = self._team
         if self._view.due(team.rank):
             idle, staleness = team.comm_stats.waiting_seconds, self._mean_staleness()
-            report = LearnerReport(team.launch, batches, staleness, idle, team.incarnation)
+            report = LearnerReport(team.launch, batches, staleness, idle, team.restarts)
             self._view.report(team.rank, report, team.live_ranks())
 
     def write(self, step_result: StepResult, leases: Leases) -> None:

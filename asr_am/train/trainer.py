@@ -247,7 +247,7 @@ class Trainer:
         if end == len(plan):
             self._set_statistics(survivors.statistics())
             model = self.strategy.model_of([part["strategy"] for _, part in sorted(parts.items())])
-            metrics = metrics_of_parts(parts, self.team.incarnation)
+            metrics = metrics_of_parts(parts, self.team.restarts)
             loss, error = self._validate(model, metrics)
             require_finite(loss, self.setup, progress, self.checkpoints)
             self.progress = self._after_epoch(loss, error, metrics)

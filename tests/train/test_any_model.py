@@ -277,6 +277,20 @@ def test_processes(name: str, launcher: str, tmp_path: Path) -> None:
         assert torch.allclose(first, virtual, atol=1e-6)
 
 
+def test_restarts_by_torchrun_are_counted(tmp_path: Path) -> None:
+    dies = 'if team.rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0": os._exit(7)\nweights'
+    program = PROGRAM.format(root=str(ROOT)).replace("import sys", "import os, sys").replace("weights", dies, 1)
+    program = program.replace("team)", "team, out=sys.argv[2] + '/run')", 1)
+    (tmp_path / "program.py").write_text(program)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    done = subprocess.run(
+        [*torchrun, str(tmp_path / "program.py"), "sync", str(tmp_path)], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/summary.json").read_text())["restarts"] == 2, "of both learners"
+
+
 def test_the_program_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "recipes/README.md").read_text(encoding="utf-8"), re.DOTALL)
     (program,) = [block for block in blocks if "train_model(" in block]

@@ -115,7 +115,7 @@ def _connect_torch(
         raise
     return ProcessTeam(
         hello.run.hex(), env.incarnation, env.hosts, comm_stats, membership, wait_monitor, event_loop, transport,
-        backend, compute_emulator, wire,
+        backend, compute_emulator, wire, env.restarts + env.incarnation,
     )  # fmt: skip
 
 

@@ -355,7 +355,7 @@ def _connect(
     arm_crash(faults, rank, incarnation, comm_stats)
     return MpiTeam(
         link, run, 0, hosts, comm_stats, membership, wait_monitor, event_loop, transport, backend, compute_emulator,
-        dtype,
+        dtype, processes.restarts,
     )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ class ProcessTeam:
     Args:
         launch: identity of the run, given by its launcher.
         incarnation: number of restarts of this learner.
+        restarts: see `Team.restarts`.
         hosts: index of the host of each rank.
         backend: collectives and control plane.
         wire: type in which weights and gradients travel.
@@ -63,9 +64,10 @@ class ProcessTeam:
     def __init__(
         self, launch: str, incarnation: int, hosts: Sequence[int], comm_stats: CommStats, membership: Membership,
         wait_monitor: WaitMonitor, event_loop: EventLoop, transport: LeavingTransport, backend: Backend,
-        compute_emulator: ComputeEmulator, wire: torch.dtype = torch.float32,
+        compute_emulator: ComputeEmulator, wire: torch.dtype = torch.float32, restarts: int | None = None,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.incarnation = membership.rank, membership.size, incarnation
+        self.restarts = incarnation if restarts is None else restarts
         self.launch = launch
         self.hosts, self.comm_stats = tuple(hosts), comm_stats
         self.waits_on_host = backend.waits_on_host

@@ -54,7 +54,8 @@ class SimTeam:
 
     def __init__(self, cluster: SimContext, learner: SimLearner, control: ControlClient, launch: str) -> None:
         self._cluster, self._learner, self._scheduler = cluster, learner, cluster.scheduler
-        self.rank, self.size, self.incarnation = learner.rank, len(cluster.learners), learner.incarnation
+        self.rank, self.size = learner.rank, len(cluster.learners)
+        self.incarnation = self.restarts = learner.incarnation
         self.launch, self._control, self._membership = launch, control, learner.membership
         self._backend = CoordinatedBackend(control, cluster.messaging.end(self.rank), self.rank, self.incarnation)
         self.hosts = cluster.learner_hosts

@@ -127,6 +127,7 @@ def test_stage_train_has_the_bits_of_real_processes(dies: bool, tmp_path: Path) 
     assert summaries[0]["heldout_loss"] == summaries[1]["heldout_loss"]
     assert dies or summaries[0]["bytes_sent"] == summaries[1]["bytes_sent"] > 0
     assert summaries[0]["faults_fired"] == ({"crash": 1} if dies else {})
+    assert summaries[0]["restarts"] == 2 * dies, "of both learners"
     one, other = (torch.load(folder / "best.pt", weights_only=True) for folder in folders)
     assert one["weights"].keys() == other["weights"].keys()
     assert all(torch.equal(one["weights"][name], other["weights"][name]) for name in one["weights"])
