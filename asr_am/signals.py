@@ -1,4 +1,4 @@
-"""Signals: one for a process when its parent ends (Linux), those that are handled later, and those that got lost."""
+"""Signals: one for a process when its parent ends (Linux), those handled later, those that got lost. Closed pipes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 def signal_on_parent_death(number: int) -> None:
     """Asks the kernel to send this process a signal when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def discard_output() -> None:
+    """Discards what is still to be printed after the reader of a pipe has closed it. The flush at exit would fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def signal_again_if_lost(signal_of: Callable[[BaseException | None], int | None]) -> None:

@@ -70,13 +70,13 @@ def intact(path: Path) -> Path:
 def _recorded(done: Path) -> Mapping[str, int] | None:
     """Returns the checksums in a `.done`, {} if it has none. None if there is no such file."""
     try:
-        return _read_record(done, done.stat().st_mtime_ns)
+        return _read_checksums(done, done.stat().st_mtime_ns)
     except OSError:
         return None
 
 
 @lru_cache(maxsize=32)
-def _read_record(done: Path, _mtime_ns: int) -> Mapping[str, int]:
+def _read_checksums(done: Path, _mtime_ns: int) -> Mapping[str, int]:
     try:
         recorded = json.loads(done.read_bytes())[FIELD]
     except (ValueError, TypeError, KeyError):

@@ -63,8 +63,7 @@ def compare(folders: Sequence[Path], out: Path, command: str) -> None:
         "# Training runs compared",
         f"Made again by\n\n{code(command)}",
         "![Held-out loss by epoch](heldout.png)",
-        "Held-out loss (nats per frame) and frame error rate of the best epoch. Losses of different criteria do not "
-        "compare.",
+        f"Held-out loss (nats per frame) and frame error rate of the best epoch.{tables.about_criteria(runs)}",
         tables.training(runs),
         *strategy_sections(runs, _scores(runs), out, ""),
     ]

@@ -168,5 +168,6 @@ def _heading(groups: Sequence[RunGroup], fields: Sequence[str], further: Sequenc
     config = groups[0].config
     common = [field for field in fields if len({getattr(group.config, field) for group in groups}) == 1]
     words = [run_labels.phrase(config, field) for field in common if getattr(config, field) is not None]
-    words += [] if config.criterion == FRAME_WISE else [config.criterion]
+    if config.criterion != FRAME_WISE:
+        words.append(config.criterion)
     return literal(", ".join([*words, *further]))

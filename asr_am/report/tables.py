@@ -57,7 +57,7 @@ def signed_interval(difference: Interval) -> str:
 
 def training(runs: Sequence[TrainingRun]) -> str:
     """Returns the training runs at their best epochs, with their criterion if they have several."""
-    several = len({run.config.criterion for run in runs}) > 1
+    several = have_several_criteria(runs)
     header = ["run", *(["criterion"] if several else []), "strategy", "learners", "batch", "epochs", "best epoch"]
     header += ["held-out loss", "frame error"]
     header += ["frames/s", "clock", "seconds", "config", "commit"]
@@ -72,6 +72,18 @@ def training(runs: Sequence[TrainingRun]) -> str:
         made = [run.frames_per_second, config.clock, run.seconds, run.config_hash, run.commit]
         rows.append([*settings, *results, *map(_cell, made)])
     return table(header, rows)
+
+
+def have_several_criteria(runs: Sequence[TrainingRun]) -> bool:
+    """Returns whether losses of some of the runs do not compare with those of others."""
+    return len({run.config.criterion for run in runs}) > 1
+
+
+def about_criteria(runs: Sequence[TrainingRun]) -> str:
+    """Returns the sentences beside the table of `training` if the runs have several criteria, else ""."""
+    if not have_several_criteria(runs):
+        return ""
+    return " Losses of different criteria do not compare. Those of MMI are up to a constant."
 
 
 def language_models(models: Sequence[LanguageModel]) -> str:

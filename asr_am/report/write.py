@@ -168,8 +168,7 @@ def _training_section(runs: Sequence[TrainingRun], on_dev: Sequence[str]) -> lis
     if not runs:
         return []
     intro = "Held-out loss (nats per frame) and frame error rate of the best epoch, whose weights are decoded with."
-    if len({run.config.criterion for run in runs}) > 1:
-        intro += " Losses of different criteria do not compare. Those of MMI are up to a constant."
+    intro += tables.about_criteria(runs)
     if on_dev:
         intro += (
             f" Not listed: {literal(', '.join(on_dev))}. These go on from runs of the table with dev among the "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import NoReturn
 
 from asr_am.data.ownership import refuse_output
 from asr_am.errors import InputError
+from asr_am.signals import discard_output
 
 
 class CommandLineParser(argparse.ArgumentParser):
@@ -39,7 +39,7 @@ def exit_code(program: str, work: Callable[[], int | None]) -> int:
     except InputError as error:
         print(f"{program}: {error}", file=sys.stderr)
     except BrokenPipeError:  # the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail again
+        discard_output()
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else error
         print(f"{program}: {reason}; give a path that can be written", file=sys.stderr)

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from asr_am.errors import DISK_FULL, EXIT_PREEMPTED, InputError, Preempted, is_disk_full
 from asr_am.progress import mute
-from asr_am.signals import signal_again_if_lost, signal_on_parent_death
+from asr_am.signals import discard_output, signal_again_if_lost, signal_on_parent_death
 from asr_am.stages import PREEMPTION, end_with_recipe, preempt_at_once, started_by_recipe, terminate_at_once
 from asr_am.stages.layout import layout
 from asr_am.stages.overrides import asks_help, check_sweep, explain, given_overrides, is_search, jobs_of, sweeps
@@ -219,7 +219,7 @@ def reports_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
         if line := disk_problem(error, None):
             end_stage(f"stage {name}: {line}", 1)
         if isinstance(error, BrokenPipeError) and asks_help(sys.argv[1:]):  # `--help | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit would fail again
+            discard_output()
             sys.exit(0)
         log.exception("stage %s failed%s", name, _log_hint())
         sys.exit(1)
