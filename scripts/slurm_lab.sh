@@ -47,6 +47,7 @@ END
 export SLURM_CONF=$lab/slurm.conf MASTER_ADDR=${MASTER_ADDR:-127.0.0.1}     # node1 is a name for Slurm only
 ready=
 stop() {
+    [ -z "$ready" ] || scancel --full --signal=KILL --state=RUNNING --user="$(id -un)" 2>/dev/null || true
     for pid in "$lab"/*.pid; do [ ! -e "$pid" ] || kill "$(cat "$pid")" 2>/dev/null || true; done
     sleep 1
     [ -z "$ready" ] || rm -rf "$lab"       # else its logs say why it did not start

@@ -6,25 +6,29 @@ stays, and the same command continues with it.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import pickle
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from asr_am import disk
 from asr_am.dask_jobs.dask_worker import SOFTWARE, StageProcess, run_items
 from asr_am.dask_jobs.encoding import encode
-from asr_am.dask_jobs.job_options import KEYS_COMMAND, JobOptions
-from asr_am.dask_jobs.keys import make_keys, read_keys
-from asr_am.dask_jobs.start import log_to_file, start_cluster
+from asr_am.dask_jobs.job_options import JobOptions
+from asr_am.dask_jobs.keys import KEYS_COMMAND, make_keys, read_keys
+from asr_am.dask_jobs.start import CONNECT, log_to_file, start_cluster
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,8 +38,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONNECT = 30.0  # seconds in which a scheduler must answer
+WITHOUT = " (one without asr_am ends at its first task, as its own log says)"
 POLL = 1.0  # seconds between looks at a cluster that gives no result
+
+
+def make_connection_dir(logs: Path) -> Path:
+    """Makes a private folder for a connection, and removes those of processes of this host that were killed."""
+    mine = f"connection.{socket.gethostname()}."
+    for path in logs.glob(f"{glob.escape(mine)}*"):
+        process = path.name.removeprefix(mine).partition(".")[0]
+        if process.isdecimal() and not Path(f"/proc/{process}").exists():
+            disk.remove(path)
+    return Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}.", dir=logs))
+
+
+def check_software(client: Client) -> None:
+    """Raises InputError if the scheduler or a worker cannot import asr_am. It could not read any task."""
+    found = {"scheduler": client.run_on_scheduler(find_spec, "asr_am")}
+    found |= {f"worker {address}": spec for address, spec in client.run(find_spec, "asr_am").items()}
+    for end, spec in found.items():
+        if spec is None:
+            raise InputError(f"the Dask {end} has no asr_am; start it again with the same software, or use jobs=local")
 
 
 class DaskJobs:
@@ -143,7 +166,7 @@ class DaskJobs:
                 "jobs=local"
             )
         if not self._waits:
-            log.info("jobs=%s: waiting for workers", self._options.name)
+            log.info("jobs=%s: waiting for workers%s", self._options.name, WITHOUT if self._options.scheduler else "")
         self._waits = True
 
     def _connect(self, jobs: int) -> Client:
@@ -152,7 +175,7 @@ class DaskJobs:
         from distributed import Client
 
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._shared = Path(tempfile.mkdtemp(prefix="connection.", dir=self._logs))
+        self._shared = make_connection_dir(self._logs)
         log_to_file(self._logs / "dask.log")
         dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"})
         address, options = self._options.scheduler, self._options
@@ -161,15 +184,24 @@ class DaskJobs:
             if address is None:
                 self._cluster = start_cluster(options, jobs, security, self._logs)
             self._client = Client(address or self._cluster, security=security, timeout=CONNECT, set_as_default=False)
+            check_software(self._client)
         except InputError:
             raise
         except Exception as error:
             where = f"jobs={options.name}: no cluster" if address is None else f"jobs.scheduler={address}: no answer"
             reason = str(error) or repr(error)
             raise InputError(f"{where} ({reason}); see {self._logs / 'dask.log'}, or use jobs=local") from error
-        log.info("jobs=%s: scheduler %s, dashboard %s", options.name, self._client.scheduler.address,
-                 self._client.dashboard_link)  # fmt: skip
+        log.info("jobs=%s: scheduler %s, dashboard %s", options.name, self._client.scheduler.address, self._dashboard())
         return self._client
+
+    def _dashboard(self) -> str:
+        """Returns where the dashboard is. Dask says that it is at the scheduler's address, whatever ours is."""
+        assert self._client is not None
+        link, (host, _, _) = self._client.dashboard_link, self._options.dashboard.partition(":")
+        if self._options.scheduler is not None or not host:
+            return link
+        link = urlsplit(link)._replace(netloc=f"{host}:{urlsplit(link).port}").geturl()
+        return f"{link} on {self._options.hosts[0]}" if self._options.name == "ssh" else link
 
     def _security(self) -> Security:
         """Returns the TLS settings: the user's for their scheduler, new ones for a cluster of this stage."""

@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
+from asr_am.dask_jobs.keys import KEYS_COMMAND, check_keys
 from asr_am.errors import InputError
 
 QUEUES = {"slurm": "SLURMCluster", "sge": "SGECluster", "pbs": "PBSCluster", "lsf": "LSFCluster"}  # of dask_jobqueue
 MODULES = {"local": (), "dask": ("distributed",), "ssh": ("distributed", "asyncssh")}
-KEYS_COMMAND = "python -m asr_am.dask_jobs.keys FOLDER"
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,13 @@ class JobOptions:
             raise InputError(f"jobs.dashboard={self.dashboard}: must be host:port, such as 127.0.0.1:8787")
         if self.name == "ssh" and not self.hosts:
             raise InputError("jobs=ssh: needs hosts; give e.g. jobs.hosts=[node1,node2]")
+        for host in self.hosts:
+            if "@" in host:
+                raise InputError(f"jobs.hosts: {host}: a host without a user; users are in ~/.ssh/config")
         if self.scheduler is not None:
             self._check_scheduler(self.scheduler)
+        if self.keys is not None:
+            check_keys(Path(self.keys))
         for module in MODULES.get(self.name, ("distributed", "dask_jobqueue")):
             if find_spec(module) is None:
                 raise InputError(

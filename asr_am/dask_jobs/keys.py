@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr_am import disk
-from asr_am.dask_jobs.job_options import KEYS_COMMAND
 from asr_am.errors import InputError
 
 if TYPE_CHECKING:
     from distributed.security import Security
 
+KEYS_COMMAND = "python -m asr_am.dask_jobs.keys FOLDER"
 CERTIFICATE, KEY = "cert.pem", "key.pem"
 
 
@@ -40,10 +40,8 @@ def make_keys(folder: Path) -> None:
         raise InputError(f"{error.filename}: cannot be created ({error.strerror}): name a new folder") from error
 
 
-def read_keys(folder: Path) -> Security:
-    """Returns the TLS settings of all ends. Raises InputError if others can read the key, or there is none."""
-    from distributed.security import Security
-
+def check_keys(folder: Path) -> None:
+    """Raises InputError if others can read the key, or there is none."""
     cert, key = (str((folder / name).absolute()) for name in (CERTIFICATE, KEY))
     try:
         mode = stat.S_IMODE(os.stat(key).st_mode)
@@ -55,6 +53,14 @@ def read_keys(folder: Path) -> Security:
             f"{key}: other users have access to it (mode {mode:03o}): chmod 600 {key}, or, if anyone may have read it, "
             f"make a new one with {KEYS_COMMAND}"
         )
+
+
+def read_keys(folder: Path) -> Security:
+    """Returns the TLS settings of all ends. Raises InputError as `check_keys`."""
+    from distributed.security import Security
+
+    check_keys(folder)
+    cert, key = (str((folder / name).absolute()) for name in (CERTIFICATE, KEY))
     ends = {f"tls_{end}_{kind}": path for end in ("client", "scheduler", "worker")
             for kind, path in (("cert", cert), ("key", key))}  # fmt: skip
     return Security(require_encryption=True, tls_ca_file=cert, **ends)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asr_am.dask_jobs.job_options import QUEUES, JobOptions
+from asr_am.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from distributed.deploy import Cluster
     from distributed.security import Security
 
+CONNECT = 30.0  # seconds in which a host or a scheduler must answer
 WORKER_OPTIONS = {"nthreads": 1, "memory_limit": 0, "dashboard": False}
 
 
@@ -25,6 +29,7 @@ def start_cluster(options: JobOptions, workers: int, security: Security, logs: P
     All hosts must be able to read the files that `security` names.
 
     Raises:
+        InputError: a host cannot be reached.
         Exception: Dask's, if they cannot be started.
     """
     if options.name == "ssh":
@@ -51,6 +56,7 @@ def _by_ssh(options: JobOptions, workers: int, security: Security) -> Cluster:
     import dask
     from distributed import SSHCluster
 
+    asyncio.run(_check_hosts(options.hosts))
     ends = {end: security.get_tls_config_for_role(end) for end in ("client", "scheduler", "worker")}
     tls: dict[str, Any] = {end: {"cert": files["cert"], "key": files["key"]} for end, files in ends.items()}
     tls["ca-file"] = security.tls_ca_file
@@ -58,13 +64,32 @@ def _by_ssh(options: JobOptions, workers: int, security: Security) -> Cluster:
     dask.config.set({"distributed.comm.tls": tls, "distributed.comm.require-encryption": True})
     hosts = [options.hosts[number % len(options.hosts)] for number in range(workers)]
     variables = [f"{name}={value}" for name, value in environment().items()]
+    child = [sys.executable, "-m", "asr_am.dask_jobs.ssh_child", sys.executable]
     return SSHCluster(
-        [options.hosts[0], *hosts], security=security, remote_python=shlex.join(["env", *variables, sys.executable]),
+        [options.hosts[0], *hosts], security=security, remote_python=shlex.join(["env", *variables, *child]),
         worker_options=WORKER_OPTIONS | {"protocol": "tls://", "interface": options.interface},
         scheduler_options={
             "protocol": "tls://", "port": 0, "dashboard_address": options.dashboard, "interface": options.interface,
         },
     )  # fmt: skip
+
+
+async def _check_hosts(hosts: Sequence[str]) -> None:
+    """Connects to each host once. Raises InputError that names one, which Dask's errors do not."""
+    import asyncssh
+
+    async def check(host: str) -> None:
+        try:
+            async with asyncssh.connect(host, login_timeout=CONNECT):
+                pass
+        except (OSError, asyncssh.Error) as error:
+            reason = one_line(str(error)) or type(error).__name__
+            raise InputError(
+                f"jobs.hosts: {host}: {reason}; `ssh {host} true` must work without a password (ports and users are in "
+                "~/.ssh/config)"
+            ) from error
+
+    await asyncio.gather(*map(check, dict.fromkeys(hosts)))
 
 
 def _by_queue(options: JobOptions, workers: int, security: Security, logs: Path) -> Cluster:

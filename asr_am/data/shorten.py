@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numba
 import numpy as np
 
+from asr_am.compiled import compiled
 from asr_am.errors import InputError
 
 MAGIC, VERSION = b"ajkg", 2
@@ -37,7 +37,6 @@ PROBLEMS = {
     OTHER_SIZE: "its header promises another number of channels or samples than it has",
 }
 FIELD = re.compile(rb"^(\w+) -(?:i|r|s\d+) (.*?)\s*$", re.MULTILINE)
-_compiled = numba.njit(nogil=True, cache=True)
 
 
 def sphere_header(path: Path) -> tuple[dict[str, str], int]:
@@ -99,7 +98,7 @@ def _expand(rank_NC: np.ndarray, shift_NC: np.ndarray) -> np.ndarray:
     return np.where(negative_NC, -value_NC, value_NC)
 
 
-@_compiled
+@compiled
 def _unsigned(stream_B: np.ndarray, position: int, bits: int) -> tuple[int, int]:
     """Returns a Rice code: zeros up to a one count 2^bits each, then come the low `bits`. And the next position.
 
@@ -126,7 +125,7 @@ def _unsigned(stream_B: np.ndarray, position: int, bits: int) -> tuple[int, int]
     return value, position
 
 
-@_compiled
+@compiled
 def _long(stream_B: np.ndarray, position: int) -> tuple[int, int]:
     """Returns a number of the header, whose code is preceded by its bits."""
     bits, position = _unsigned(stream_B, position, LONG_BITS)
@@ -135,25 +134,25 @@ def _long(stream_B: np.ndarray, position: int) -> tuple[int, int]:
     return _unsigned(stream_B, position, bits)
 
 
-@_compiled
+@compiled
 def _divide(a: int, b: int) -> int:
     """Divides towards zero."""
     return a // b if a >= 0 else -(-a // b)
 
 
-@_compiled
+@compiled
 def _signed(code: int) -> int:
     """Returns the number of a signed Rice code: 0, -1, 1, -2, 2, ..."""
     return -(code >> 1) - 1 if code & 1 else code >> 1
 
 
-@_compiled
+@compiled
 def _problem(value: int) -> int:
     """Returns what is wrong, given a value that is none."""
     return TRUNCATED if value == -1 else DAMAGED
 
 
-@_compiled
+@compiled
 def _read_header(stream_B: np.ndarray) -> tuple[np.ndarray, int, int]:
     """Returns type, channels, block size, order of prediction, number of means and bytes to skip, int64 [6].
 
@@ -174,7 +173,7 @@ def _read_header(stream_B: np.ndarray) -> tuple[np.ndarray, int, int]:
     return header, position, COMPLETE
 
 
-@_compiled
+@compiled
 def _mean_of_blocks(means_M: np.ndarray, shift: int) -> int:
     """Returns the mean of the last blocks' means."""
     if len(means_M) == 0:
@@ -183,7 +182,7 @@ def _mean_of_blocks(means_M: np.ndarray, shift: int) -> int:
     return (mean >> (shift - 1)) >> 1 if shift else mean
 
 
-@_compiled
+@compiled
 def _read_coefficients(stream_B: np.ndarray, position: int, coefficient_O: np.ndarray) -> tuple[int, int, int]:
     """Fills in the coefficients of a linear prediction. Returns its order, the next position and what is wrong."""
     order, position = _unsigned(stream_B, position, ORDER_BITS)
@@ -195,7 +194,7 @@ def _read_coefficients(stream_B: np.ndarray, position: int, coefficient_O: np.nd
     return order, position, COMPLETE
 
 
-@_compiled
+@compiled
 def _read_block(
     stream_B: np.ndarray, position: int, function: int, mean: int, samples_S: np.ndarray, past: int,
     coefficient_O: np.ndarray,
@@ -243,7 +242,7 @@ def _read_block(
     return position, COMPLETE
 
 
-@_compiled
+@compiled
 def _read_verbatim(stream_B: np.ndarray, position: int) -> tuple[int, int]:
     """Skips bytes that belong to no sample. Returns the next position and what is wrong."""
     count, position = _unsigned(stream_B, position, VERBATIM_SIZE_BITS)
@@ -252,7 +251,7 @@ def _read_verbatim(stream_B: np.ndarray, position: int) -> tuple[int, int]:
     return position, TRUNCATED if count < 0 else COMPLETE
 
 
-@_compiled
+@compiled
 def _decode(stream_B: np.ndarray, values_NC: np.ndarray, shift_NC: np.ndarray) -> tuple[int, int]:
     """Fills in the values before their shift, and their shifts. Returns the type of samples and what is wrong."""
     header, position, problem = _read_header(stream_B)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from asr_am.compiled import compiled
 from asr_am.data.checksums import intact
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
@@ -122,7 +122,7 @@ def _levels(
     return level_S, frame_S
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _sort_topologically(
     first_S: np.ndarray, target_A: np.ndarray, label_A: np.ndarray, start: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -256,7 +256,7 @@ def _backward(lattice: Lattice) -> tuple[np.ndarray, np.ndarray, np.ndarray, int
     return order_A, lattice.target_A, lattice.source_A, lattice.num_states - 1, lattice.num_states
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _best(
     order_A: np.ndarray, from_A: np.ndarray, to_A: np.ndarray, origin: int, num_states: int, cost_AK: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -282,7 +282,7 @@ def _best(
     return best_SK, last_SK
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _sums(
     order_A: np.ndarray, from_A: np.ndarray, to_A: np.ndarray, origin: int, num_states: int, score_AK: np.ndarray
 ) -> np.ndarray:

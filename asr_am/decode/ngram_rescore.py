@@ -8,9 +8,9 @@ Shapes: A arcs, S states of the lattice, N states of the result, B its arcs.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from asr_am.compiled import compiled
 from asr_am.decode.lattice import Lattice, LmScale, beam_excess, costs, sort_states
 from asr_am.errors import InputError
 from asr_am.hmm.fst_arrays import FstArrays
@@ -61,7 +61,7 @@ def _fst(arcs_A4: np.ndarray, weight_A2: np.ndarray, num_states: int) -> FstArra
     return FstArrays.build(0, arcs_A4[~ends], weight_A2[~ends], final_S2)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _compose(
     first_S: np.ndarray, order_A: np.ndarray, target_A: np.ndarray, word_A: np.ndarray, cost_A: np.ndarray,
     small: NgramAutomaton, large: NgramAutomaton, beam: float,
@@ -130,7 +130,7 @@ def _compose(
     return *arrays, end, len(cost_N)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _best(head: int, next_N: list[int], cost_N: list[float], beam: float) -> list[int]:
     """Returns the states of one chain within `beam` of its best, at most MAX_HISTORIES."""
     members = [head for _ in range(0)]
@@ -148,7 +148,7 @@ def _best(head: int, next_N: list[int], cost_N: list[float], beam: float) -> lis
 
 
 # Here and not beside NgramAutomaton: numba's cache of `_compose` does not notice changes in another file.
-@numba.njit(nogil=True, cache=True)
+@compiled
 def step(automaton: NgramAutomaton, state: int, word: int) -> tuple[int, float]:
     """Returns the state after `word` and the word's cost, infinity if the model does not have it."""
     cost = 0.0
@@ -169,7 +169,7 @@ def step(automaton: NgramAutomaton, state: int, word: int) -> tuple[int, float]:
         state = automaton.backoff_S[state]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def steps(automaton: NgramAutomaton, state_Q: np.ndarray, word_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the states after words and the costs of the words, see `step`."""
     next_Q, cost_Q = np.empty(len(state_Q), np.int64), np.empty(len(state_Q))

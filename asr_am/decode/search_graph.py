@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numba
 import numpy as np
 
+from asr_am.compiled import compiled
 from asr_am.hmm.vector_fst import read_vector_fst
 
 LABEL, WORD, WEIGHT, TARGET = 0, 1, 2, 3  # columns of an arc, as in OpenFst's files
@@ -63,7 +63,7 @@ class SearchGraph:
         return cls(fst.start, first_S2, arc_A4, np.ascontiguousarray(fst.final_SW[:, 0]))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _sort_arcs(first_S: np.ndarray, arc_A4: np.ndarray) -> np.ndarray:
     """Moves each state's arcs without labels before the others, marks targets that have any, and returns first_S2."""
     num_states = len(first_S) - 1

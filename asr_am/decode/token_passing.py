@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
+from asr_am.compiled import compiled
 from asr_am.decode.search_graph import LABEL, TARGET, WEIGHT
 
 PRUNE_INTERVAL = 25  # frames
@@ -36,8 +36,6 @@ FIRST_SIZE = 4096  # tokens and links
 SOURCE, END, ARC, COST = 0, 1, 2, 3  # columns of a link, see `Trellis.link_N4`
 # Columns of `Trellis.bounds_F4`: first link and link after the last of each kind.
 EPSILON, EMITTING = np.int64(0), np.int64(2)
-
-compiled: Any = numba.njit(nogil=True, cache=True)
 
 
 class Arcs(NamedTuple):

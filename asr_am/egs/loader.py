@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 
+from asr_am.compiled import compiled
 from asr_am.egs.augment import Masking, draw_ivector_noise, mask_chunks
 from asr_am.egs.epoch_plan import BUFFER, ChunkOrder, EpochPlan, Versions
 from asr_am.egs.stateless_rng import combine, string_keys, uniform_NK
@@ -253,7 +253,7 @@ def feature_moments(egs: EgsSet, limit: int = 1_000_000) -> tuple[np.ndarray, np
 # Values are unsigned integers of the size of the stored floats, which numba need not know.
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def gather_frames(
     x_RC: np.ndarray, y_R: np.ndarray, row_B: np.ndarray, at_B: np.ndarray, gap: tuple[int, int], x_BTF: np.ndarray,
     y_BT: np.ndarray,
@@ -282,7 +282,7 @@ def gather_frames(
             y_BT[b, t] = y_R[row]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def set_vectors(vector_BMS: np.ndarray, which_BT: np.ndarray, begin: int, x_BTF: np.ndarray) -> None:
     """Sets the columns from `begin` on of each frame to vector `which_BT` of its chunk."""
     size = vector_BMS.shape[2]

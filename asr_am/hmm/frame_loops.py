@@ -13,10 +13,11 @@ states, A arcs, Q pdfs of one graph.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
+
+from asr_am.compiled import compiled
 
 MIN_ACTIVE = 20  # tokens that no beam removes, as in kaldi_decoder
 BEAM_DELTA = 0.5  # added to the distance of token MIN_ACTIVE where that decides
@@ -24,9 +25,8 @@ LANES = 16  # float32 numbers of a vector register
 TOGETHER = 4  # frames
 FIRST_SIZE = 4096  # tokens
 
-compiled: Any = numba.njit(nogil=True, cache=True)
 # Sums may be reordered, so that they use vector registers. Not where NaN means something.
-reordered: Any = numba.njit(nogil=True, cache=True, fastmath=True)
+reordered = compiled(fastmath=True)
 
 
 class Mixtures(NamedTuple):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import numba
 import numpy as np
+
+from asr_am.compiled import compiled
 
 MAGIC = 2125659606
 WEIGHT_SIZE = {b"standard": 1, b"lattice4": 2}  # W of each arc type
@@ -113,7 +114,7 @@ def read_vector_fst(data: np.ndarray, offset: int, arc_type: bytes) -> tuple[Vec
 # Bytes, because FSTs begin anywhere in an archive.
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _scan_states(data: np.ndarray, position: int, size: int, first_S: np.ndarray, final: np.ndarray) -> int:
     """Fills `first_S` and `final`. Returns the position after the last arc, -1 if the bytes end before it."""
     first_S[0] = 0
@@ -134,7 +135,7 @@ def _scan_states(data: np.ndarray, position: int, size: int, first_S: np.ndarray
     return position
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _copy_arcs(data: np.ndarray, position: int, size: int, first_S: np.ndarray, arcs: np.ndarray) -> None:
     arc_bytes = 4 * size + 12
     for s in range(len(first_S) - 1):

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numba
 import numpy as np
 
+from asr_am.compiled import compiled
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.score.cli import CommandLineParser, check_out, exit_code
@@ -201,7 +201,7 @@ def _add_system(slots: list[list[Vote]], words: Sequence[Vote], number: int, not
     return result[::-1]
 
 
-@numba.njit(cache=True)
+@compiled
 def _best_edits(word_V: np.ndarray, slot_V: np.ndarray, word_B: np.ndarray) -> np.ndarray:
     """Returns the edits of the best alignment, the last one first.
 

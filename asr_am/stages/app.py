@@ -311,7 +311,7 @@ def tell_torchrun(message: str) -> None:
 
 def _log_hint() -> str:
     handlers = logging.getLogger().handlers
-    files = [handler.path for handler in handlers if isinstance(handler, LogFile) and handler.path.exists()]
+    files = [handler.path for handler in handlers if isinstance(handler, LogFile) and handler.stream is not None]
     return f" (log: {files[0]})" if files else ""
 
 

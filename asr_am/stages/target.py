@@ -224,11 +224,13 @@ class Target:
         if self.out.exists():
             if self.in_place:
                 log.info("%s was made from other inputs or values: kept as %s", self.out, aside)
-            disk.remove(aside)
+            remove_whole(aside)
             self.out.rename(aside)
         folder.rename(self.out)
         if not self.in_place:
             disk.remove(aside)
+            if aside.exists():
+                log.warning("%s, the output before, cannot be removed: %s", aside, NOT_REMOVED)
 
     def _make(self, folder: Path, keys: Keys, sources: list[str]) -> None:
         """Builds in `folder` and writes `.done`."""
@@ -277,7 +279,7 @@ class Target:
             return False
         if (folder / KEY).exists():
             log.info("%s: emptied, as it was begun with other inputs or values", folder)
-        disk.remove(folder)  # `_check_ownership` has found nothing foreign in it
+        remove_whole(folder)  # `_check_ownership` has found nothing foreign in it
         if self.may_change:
             self._name_others(folder, keys)
         folder.mkdir(parents=True)
@@ -305,6 +307,16 @@ class Target:
         """Returns True if a folder has nothing but its settings and empty files."""
         names = [name for name in files_in(folder) if name != KEY and (folder / name).stat().st_size > 0]
         return set(names) <= set(self.settings)
+
+
+NOT_REMOVED = "files in it may belong to another user; remove it, or write elsewhere with exp=DIR"
+
+
+def remove_whole(folder: Path) -> None:
+    """Removes a folder. Raises InputError if some of it cannot be removed."""
+    disk.remove(folder)
+    if folder.exists():
+        raise InputError(f"{folder}: cannot be removed: {NOT_REMOVED}")
 
 
 def check_space(out: Path, needed: float) -> None:

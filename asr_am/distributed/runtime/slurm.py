@@ -45,8 +45,12 @@ def tasks_per_host(text: str) -> int:
 
 
 def first_host(hosts: str) -> str:
-    """Returns the first host of a list such as "gpu[003-005,9],login1". Raises InputError if it cannot be read."""
-    match = re.match(r"([^,\[\]]+)(?:\[(\d+)[-,\]\d]*\]([^,\[\]]*))?", hosts)
+    """Returns the first host of a list such as "gpu[003-005,9],login1" or "rack[1-2]n[1-4]".
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    match = re.match(r"((?:[^,\[\]]|\[\d[-,\d]*\])+)(?:,|$)", hosts)
     if match is None:
         raise InputError(f"SLURM_STEP_NODELIST={hosts!r}: holds no host; start learners with srun, or set MASTER_ADDR")
-    return "".join(part or "" for part in match.groups())
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match[1])

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
+
+from asr_am.compiled import compiled
 
 MAX_ELEMENTS = 1 << 31  # number of elements that an index of 31 bits can address
 INDEX, SIGN = 0x7FFFFFFF, -0x80000000  # bit masks of a word
@@ -85,7 +86,7 @@ def _encode_tensors(residual: Tensor, threshold: float, gradient: Tensor | None,
 # Compiled, because NumPy operations, even on pieces that stay in the cache, take longer than copying the gradient.
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _encode(
     r: np.ndarray, threshold: np.float32, gradient: np.ndarray | None, remains: np.ndarray, packed: np.ndarray
 ) -> int:  # fmt: skip
@@ -113,7 +114,7 @@ def _encode(
     return n
 
 
-@numba.njit(nogil=True, boundscheck=True, cache=True)
+@compiled(boundscheck=True)
 def _decode(packed: np.ndarray, into: np.ndarray, value: np.float32) -> None:
     for word in packed:
         into[word & INDEX] += -value if word < 0 else value

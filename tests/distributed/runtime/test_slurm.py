@@ -58,6 +58,7 @@ def test_outside_of_srun_nothing_changes(variables: dict[str, str]) -> None:
         ("a1,b2", "a1"),
         ("gpu[003-005,9],login1", "gpu003"),
         ("n[7,9]-ib", "n7-ib"),
+        ("rack[1-2]n[3-4,6]", "rack1n3"),
         ("x-1.y.z", "x-1.y.z"),
     ],
 )
@@ -69,8 +70,9 @@ def test_hosts_with_different_numbers_of_tasks_are_refused() -> None:
     assert tasks_per_host("4") == tasks_per_host("4(x3)") == 4
     with pytest.raises(InputError, match=r"2\(x2\),1: hosts need the same number .*--ntasks-per-node"):
         tasks_per_host("2(x2),1")
-    with pytest.raises(InputError, match="holds no host"):
-        first_host("")
+    for unreadable in ("", "gpu[3"):
+        with pytest.raises(InputError, match="holds no host"):
+            first_host(unreadable)
 
 
 COMMANDS = [
