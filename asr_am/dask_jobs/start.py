@@ -57,11 +57,13 @@ def _by_ssh(options: JobOptions, workers: int, security: Security) -> Cluster:
     from distributed import SSHCluster
 
     asyncio.run(_check_hosts(options.hosts))
-    ends = {end: security.get_tls_config_for_role(end) for end in ("client", "scheduler", "worker")}
-    tls: dict[str, Any] = {end: {"cert": files["cert"], "key": files["key"]} for end, files in ends.items()}
-    tls["ca-file"] = security.tls_ca_file
+    files = {"ca-file": security.tls_ca_file}
+    for end in ("client", "scheduler", "worker"):
+        config = security.get_tls_config_for_role(end)
+        files |= {f"{end}.{kind}": config[kind] for kind in ("cert", "key")}
     # Dask sends its configuration to the hosts
-    dask.config.set({"distributed.comm.tls": tls, "distributed.comm.require-encryption": True})
+    dask.config.set({f"distributed.comm.tls.{name}": file for name, file in files.items()})
+    dask.config.set({"distributed.comm.require-encryption": True})
     hosts = [options.hosts[number % len(options.hosts)] for number in range(workers)]
     variables = [f"{name}={value}" for name, value in environment().items()]
     child = [sys.executable, "-m", "asr_am.dask_jobs.ssh_child", sys.executable]

@@ -46,7 +46,14 @@ def process_of(_: int) -> int:
 @pytest.fixture
 def n1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Starts an sshd of this host, which ssh finds as host n1."""
+    import dask
+
     assert SSHD is not None
+    for name in [
+        name for name in os.environ if name.startswith("DASK_")
+    ]:  # of other tests' clusters, and their logging
+        monkeypatch.delenv(name)
+    dask.config.refresh()
     home, key = tmp_path / "home", tmp_path / "home/.ssh/key"
     key.parent.mkdir(parents=True, mode=0o700)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
