@@ -165,6 +165,20 @@ def test_a_folder_of_the_user_is_never_touched(tmp_path: Path, source: Path, fol
     assert mine.read_text() == "mine"
 
 
+def test_an_output_that_cannot_be_removed_is_named(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = target(tmp_path, source)
+    assert made.run()
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as with files in folders of another user
+    source.write_text("changed", encoding="utf-8")
+    assert made.run()
+    assert "out.outdated, the output before, cannot be removed" in caplog.text
+    source.write_text("again", encoding="utf-8")
+    with pytest.raises(InputError, match=r"out\.outdated: cannot be removed: files in it may belong to another user"):
+        made.run()
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_file_of_the_user_in_an_output_is_never_removed(tmp_path: Path, source: Path, in_place: bool) -> None:
     made = target(tmp_path, source, in_place=in_place)
