@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     "errors", "disk", "options", "extensions", "progress", "signals", "compiled", "dask_jobs", "parallel", "data",
-    "lang", "features", "hmm", "egs", "models", "distributed", "parallax", "train", "score", "decode", "report", "stages",
-    "papers", "cluster",
+    "lang", "features", "hmm", "egs", "models", "distributed", "parallax", "train", "score", "decode", "report",
+    "stages", "papers", "cluster",
 )  # fmt: skip
 ENTRY_POINTS = {
     "api",
