@@ -10,9 +10,7 @@ from asr_am import compiled
 def test_what_cannot_be_kept_is_compiled_anyway(caplog: pytest.LogCaptureFixture) -> None:
     compiled._tell.cache_clear()
     names: dict = {}
-    exec(
-        "def double(n):\n    return 2 * n", names
-    )  # of no file, so that numba finds no folder for it, as without a HOME
+    exec("def double(n):\n    return 2 * n", names)  # of no file, so numba finds no folder for it, as without a HOME
     with caplog.at_level(logging.WARNING, "asr_am"):
         functions = [compiled.compiled(names["double"]), compiled.compiled(boundscheck=True)(names["double"])]
     assert [function(4) for function in functions] == [8, 8]

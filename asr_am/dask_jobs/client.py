@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WITHOUT = " (one without asr_am ends at its first task, as its own log says)"
 POLL = 1.0  # seconds between looks at a cluster that gives no result
 
 
@@ -55,7 +54,8 @@ def make_connection_dir(logs: Path) -> Path:
 def check_software(client: Client) -> None:
     """Raises InputError if the scheduler or a worker cannot import asr_am. It could not read any task."""
     found = {"scheduler": client.run_on_scheduler(find_spec, "asr_am")}
-    found |= {f"worker {address}": spec for address, spec in client.run(find_spec, "asr_am").items()}
+    on_workers = client.run(find_spec, "asr_am", on_error="ignore")  # without those that are lost meanwhile
+    found |= {f"worker {address}": spec for address, spec in on_workers.items()}
     for end, spec in found.items():
         if spec is None:
             raise InputError(f"the Dask {end} has no asr_am; start it again with the same software, or use jobs=local")
@@ -166,7 +166,8 @@ class DaskJobs:
                 "jobs=local"
             )
         if not self._waits:
-            log.info("jobs=%s: waiting for workers%s", self._options.name, WITHOUT if self._options.scheduler else "")
+            why = "; a worker that cannot import asr_am ends at its first task" if self._options.scheduler else ""
+            log.info("jobs=%s: waiting for workers%s", self._options.name, why)
         self._waits = True
 
     def _connect(self, jobs: int) -> Client:
@@ -195,10 +196,10 @@ class DaskJobs:
         return self._client
 
     def _dashboard(self) -> str:
-        """Returns where the dashboard is. Dask says that it is at the scheduler's address, whatever ours is."""
+        """Returns the address of the dashboard. That of Dask has the scheduler's host, also if ours is another."""
         assert self._client is not None
         link, (host, _, _) = self._client.dashboard_link, self._options.dashboard.partition(":")
-        if self._options.scheduler is not None or not host:
+        if self._options.scheduler is not None or host in ("", "0.0.0.0"):
             return link
         link = urlsplit(link)._replace(netloc=f"{host}:{urlsplit(link).port}").geturl()
         return f"{link} on {self._options.hosts[0]}" if self._options.name == "ssh" else link

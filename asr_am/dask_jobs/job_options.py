@@ -42,7 +42,7 @@ class JobOptions:
             raise InputError("jobs=ssh: needs hosts; give e.g. jobs.hosts=[node1,node2]")
         for host in self.hosts:
             if "@" in host:
-                raise InputError(f"jobs.hosts: {host}: a host without a user; users are in ~/.ssh/config")
+                raise InputError(f"jobs.hosts: {host}: name the host only, and its user in ~/.ssh/config")
         if self.scheduler is not None:
             self._check_scheduler(self.scheduler)
         if self.keys is not None:

@@ -1,7 +1,8 @@
-"""Runs a command of a host until it ends, or until the connection by ssh is gone: `python -m asr_am.dask_jobs.ssh_child
-COMMAND ...`.
+"""Runs a command until it ends, or until the connection by ssh that has started it does.
 
-sshd closes standard input with the connection, but leaves processes alone, also those of a client that was killed.
+    python -m asr_am.dask_jobs.ssh_child COMMAND ...
+
+When a connection ends, also by the death of its client, sshd closes standard input but leaves the processes alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 
 
 def main() -> None:
-    if os.getpgrp() != os.getpid():  # sshd may have started it as the leader of a session
+    if os.getpgrp() != os.getpid():  # the leader of a session, as sshd may make it, has its own
         os.setpgrp()
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     threading.Thread(target=end_with_stdin, daemon=True).start()

@@ -61,7 +61,7 @@ def _by_ssh(options: JobOptions, workers: int, security: Security) -> Cluster:
     for end in ("client", "scheduler", "worker"):
         config = security.get_tls_config_for_role(end)
         files |= {f"{end}.{kind}": config[kind] for kind in ("cert", "key")}
-    # Dask sends its configuration to the hosts
+    # Dask sends its configuration to the hosts. Set one by one: the section has other options, which must stay
     dask.config.set({f"distributed.comm.tls.{name}": file for name, file in files.items()})
     dask.config.set({"distributed.comm.require-encryption": True})
     hosts = [options.hosts[number % len(options.hosts)] for number in range(workers)]

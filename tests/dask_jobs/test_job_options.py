@@ -19,7 +19,7 @@ from tests.support.configurations import config
     [
         (["jobs=ssh"], r"jobs=ssh: needs hosts; give e\.g\. jobs\.hosts=\[node1,node2\]"),
         (["jobs=ssh", "jobs.hosts=a"], r"jobs\.hosts=a: "),
-        (["jobs=ssh", "jobs.hosts=[me@a]"], r"jobs\.hosts: me@a: a host without a user; users are in ~/\.ssh/config"),
+        (["jobs=ssh", "jobs.hosts=[me@a]"], r"jobs\.hosts: me@a: name the host only, and its user in ~/\.ssh/config"),
         (["jobs=dask", "jobs.keys=/none"], r"/none/key\.pem: cannot be read .*make it with python -m"),
         (["jobs=slurm", "jobs.timeout=0"], r"jobs\.timeout=0.*: must be above 0"),
         (["jobs=slurm", "+jobs.partition=cpu"], r"jobs\.partition: there is no such option"),

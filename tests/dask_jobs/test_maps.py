@@ -29,6 +29,7 @@ from asr_am.stages.sections import job_options
 from tests.support.configurations import config
 from tests.support.dask_cluster import RunningCluster, end_worker, fail, running_cluster
 from tests.support.named_pipes import NamedPipes, wait_for
+from tests.support.processes import ended, process_of
 from tests.support.real_slurm import NEEDS_SLURM, real_slurm, show_jobs
 
 Act = Callable[[], None]
@@ -192,13 +193,9 @@ def test_a_stage_starts_workers_of_its_own(tmp_path: Path, caplog: pytest.LogCap
     with on_cluster(client.DaskJobs(job_options(config("jobs=dask")), tmp_path / "log")):
         processes = parallel_map(process_of, [1, 2, 3], 2, "processes")
     assert os.getpid() not in processes
-    wait_for(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
+    wait_for(lambda: ended(processes))
     assert "dashboard http://127.0.0.1:" in caplog.text
     assert sorted(path.name for path in (tmp_path / "log").iterdir()) == ["dask.log", "workers.log"]
-
-
-def process_of(_: int) -> int:
-    return os.getpid()
 
 
 @NEEDS_SLURM

@@ -20,27 +20,24 @@ from asr_am.dask_jobs.job_options import JobOptions
 from asr_am.errors import InputError
 from asr_am.parallel import on_cluster, parallel_map
 from tests.support.named_pipes import wait_for
+from tests.support.processes import ended, process_of
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 NEEDS_SSHD = pytest.mark.skipif(
     SSHD is None or os.getuid() != 0 or not all(map(find_spec, ("distributed", "asyncssh"))),
     reason="no sshd, not root, or the optional extra cluster is not installed",
 )
-WORKS_FOR_EVER = """
+STAGE = """
 import sys, time
 from pathlib import Path
 from asr_am.dask_jobs.client import DaskJobs
 from asr_am.dask_jobs.job_options import JobOptions
 from asr_am.parallel import on_cluster, parallel_map
-from tests.dask_jobs.test_ssh import process_of
+from tests.support.processes import process_of
 with on_cluster(DaskJobs(JobOptions("ssh", hosts=["n1", "n1"]), Path(sys.argv[1]))):
     print(*parallel_map(process_of, [1, 2, 3], 2, "processes"), flush=True)
     time.sleep(600)
 """
-
-
-def process_of(_: int) -> int:
-    return os.getpid()
 
 
 @pytest.fixture
@@ -49,9 +46,8 @@ def n1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import dask
 
     assert SSHD is not None
-    for name in [
-        name for name in os.environ if name.startswith("DASK_")
-    ]:  # of other tests' clusters, and their logging
+    # Clusters of other tests in this process have sent Dask's messages to files. SSHCluster reads them.
+    for name in [name for name in os.environ if name.startswith("DASK_")]:
         monkeypatch.delenv(name)
     dask.config.refresh()
     home, key = tmp_path / "home", tmp_path / "home/.ssh/key"
@@ -83,28 +79,24 @@ def n1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sshd.wait()
 
 
-def gone(processes: list[int]) -> bool:
-    return not any(Path(f"/proc/{process}").exists() for process in processes)
-
-
 @NEEDS_SSHD
 def test_workers_end_with_their_stage(
     n1: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     logs = tmp_path / "log"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    with subprocess.Popen([sys.executable, "-c", WORKS_FOR_EVER, logs], stdout=subprocess.PIPE, text=True) as stage:
+    with subprocess.Popen([sys.executable, "-c", STAGE, logs], stdout=subprocess.PIPE, text=True) as stage:
         assert stage.stdout is not None
         processes = [int(part) for part in stage.stdout.readline().split()]
         stage.send_signal(signal.SIGKILL)
     assert len(processes) == 3
-    wait_for(lambda: gone(processes))
+    wait_for(lambda: ended(processes))
     assert len(list(logs.glob("connection.*"))) == 1
     caplog.set_level(logging.INFO)
     with on_cluster(DaskJobs(JobOptions("ssh", hosts=["n1"]), logs)):
         processes = parallel_map(process_of, [1, 2], 2, "processes")
         assert len(list(logs.glob("connection.*"))) == 1, "that of the killed process is removed"
-    wait_for(lambda: gone(processes))
+    wait_for(lambda: ended(processes))
     assert "dashboard http://127.0.0.1:" in caplog.text and "/status on n1" in caplog.text
 
 
@@ -122,4 +114,4 @@ def test_what_ssh_starts_ends_with_its_connection() -> None:
         processes = [int(part) for part in started.stdout.readline().split()]
         started.stdin.close()
         assert started.wait() == -signal.SIGKILL
-    wait_for(lambda: gone(processes))
+    wait_for(lambda: ended(processes))
