@@ -13,6 +13,9 @@ from types import TracebackType
 
 from asr_am.signals import signal_on_parent_death
 
+# Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 PREEMPTION = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask for an early end. Training saves a checkpoint first (`distributed.runtime.preemption`)."""
 

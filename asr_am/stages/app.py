@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from asr_am.stages.target import Target
 
 
-# Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 log = logging.getLogger(__name__)
 
 

@@ -94,6 +94,15 @@ def test_a_signal_during_the_imports_of_a_stage_is_one_line(
     assert len(errors) == 1 and errors[0].endswith(f"{word}; the same command continues\n"), errors
 
 
+def test_arithmetic_of_a_stage_has_one_thread() -> None:
+    """Several jobs of a stage share the cores: with two threads each, log-mel takes three times as long."""
+    product = "import os, asr_am.stages.app, numpy as np; np.ones((500, 500)) @ np.ones((500, 500))"
+    count = f"{product}; print(len(os.listdir('/proc/self/task')))"
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", count], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == "1\n", done.stderr
+
+
 def test_a_stage_ends_with_one_line_if_its_recipe_has_ended_before_it_began() -> None:
     shell = f'export ASR_AM_RECIPE=$$; (sleep 0.2; exec "{sys.executable}" -m asr_am.stages.egs corpus=minicts) &'
     done = subprocess.run(["bash", "-c", shell], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
