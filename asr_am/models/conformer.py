@@ -10,6 +10,7 @@ Shapes: B chunks, T frames, F features, D width, H heads, K values of a head, P 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -168,10 +169,29 @@ class Convolution(nn.Module):
         """Returns the convolution of each value with its own weights [B, T, D]."""
         if x_BTD.is_cuda:
             return self.depthwise(x_BTD.mT).mT
-        # as an image of one row, with the values of a pixel side by side: forward in a tenth of the time on a CPU
-        weight_D11K, padding = self.depthwise.weight.unsqueeze(2), (0, self.depthwise.kernel_size[0] // 2)
-        image_BD1T = x_BTD.mT.unsqueeze(2)
-        y_BD1T = functional.conv2d(
-            image_BD1T, weight_D11K, self.depthwise.bias, padding=padding, groups=self.depthwise.groups
-        )  # fmt: skip
-        return y_BD1T.squeeze(2).mT
+        if self.training and x_BTD.dtype == self.depthwise.weight.dtype:
+            return _DepthwiseConvolution.apply(x_BTD, self.depthwise.weight, self.depthwise.bias)
+        return _depthwise(x_BTD, self.depthwise.weight, self.depthwise.bias)
+
+
+def _depthwise(x_BTD: Tensor, weight_D1K: Tensor, bias_D: Tensor | None) -> Tensor:
+    """As `conv1d` of [B, D, T], in a tenth of its time on a CPU: on an image of one row, values side by side."""
+    image_BD1T, weight_D11K, padding = x_BTD.mT.unsqueeze(2), weight_D1K.unsqueeze(2), (0, weight_D1K.shape[2] // 2)
+    return functional.conv2d(image_BD1T, weight_D11K, bias_D, padding=padding, groups=len(weight_D1K)).squeeze(2).mT
+
+
+class _DepthwiseConvolution(torch.autograd.Function):
+    """`_depthwise` with a gradient of the weights that takes half the time of torch's on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, weight_D1K: Tensor, bias_D: Tensor) -> Tensor:
+        ctx.save_for_backward(x_BTD, weight_D1K)
+        return _depthwise(x_BTD, weight_D1K, bias_D)
+
+    @staticmethod
+    def backward(ctx: Any, dy_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        x_BTD, weight_D1K = ctx.saved_tensors
+        frames, taps = x_BTD.shape[1], weight_D1K.shape[2]
+        padded_BSD = functional.pad(x_BTD, (0, 0, taps // 2, taps // 2))
+        products = ((dy_BTD * padded_BSD[:, tap : tap + frames]).sum((0, 1)) for tap in range(taps))
+        return _depthwise(dy_BTD, weight_D1K.flip(2), None), torch.stack([*products], 1)[:, None], dy_BTD.sum((0, 1))

@@ -6,7 +6,7 @@ import torch
 import torchaudio
 from torch import Tensor, nn
 
-from asr_am.models.conformer import Conformer, ConformerOptions
+from asr_am.models.conformer import Conformer, ConformerOptions, Convolution
 
 OPTIONS = ConformerOptions(layers=2, width=8, heads=2, feed_forward=12, kernel=5)
 
@@ -65,6 +65,15 @@ def test_layers_are_torchaudios() -> None:
     model, x_BTF = make(), torch.randn(3, 9, 6)
     expected, _ = torchaudios(model)(model.input(x_BTF), torch.full((3,), 9))
     torch.testing.assert_close(model.hidden(x_BTF), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_of_the_convolution_are_those_of_torch() -> None:
+    convolution = Convolution(OPTIONS).train()
+    x_BTD, dy_BTD = torch.randn(3, 9, 8, requires_grad=True), torch.randn(3, 9, 8)
+    variables = [x_BTD, *convolution.depthwise.parameters()]
+    ours = torch.autograd.grad(convolution.over_time(x_BTD), variables, dy_BTD)
+    theirs = torch.autograd.grad(convolution.depthwise(x_BTD.mT).mT, variables, dy_BTD)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_subsampling_takes_frames_side_by_side() -> None:
