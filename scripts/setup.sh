@@ -11,7 +11,11 @@ torch=torch==2.13.0
 lock=scripts/requirements.lock
 stamp=.venv/.set-up-$(cat pyproject.toml scripts/setup.sh "$lock" | sha256sum | cut -c1-16)
 unfinished=.venv/.unfinished
-[ -e "$stamp" ] && exit 0
+if [ -e "$stamp" ]; then
+    [ -x .venv/bin/python ] && exit 0
+    echo "setup: .venv/bin/python: you cannot run it ($(readlink .venv/bin/python)); use a checkout of your own, or a Python that all users can run" >&2
+    exit 1
+fi
 
 exec 9>.setup.lock
 flock 9                                    # two recipes started at once: the second waits for the first
