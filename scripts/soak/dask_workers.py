@@ -153,10 +153,8 @@ def main() -> int:
                     "kills": kills, "equal": "yes" if not different and status == 0 else "no",
                     "seconds": f"{spent:.1f}", "seconds on this host": f"{seconds[stage]:.1f}",
                 }  # fmt: skip
-                print(
-                    f"{number} {stage}: {values}", *(f"  differs: {name}" for name in different), sep="\n", flush=True
-                )
-                record(SECTION, f"{number} {stage}", values)
+                print(f"{stage}: {values}", *(f"  differs: {name}" for name in different), sep="\n", flush=True)
+                record(SECTION, stage, values)
                 failed = failed or bool(different) or status != 0 or not kills
             number = STAGES.index("align")
             restore(folder / f"state{number}", folder / "exp")
