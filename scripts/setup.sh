@@ -53,10 +53,9 @@ pip() {
     fi
 }
 
-# In place of pip, which compiles on one core. Tests of packages, and files that are no Python of this version, stay as they
-# are.
+# In place of pip, which compiles on one core. Leaves out tests of packages, and files that are no Python of this version.
 compile_packages() {
-    .venv/bin/python -m compileall -qq -j 0 -x '/tests?/' "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
+    .venv/bin/python -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
 }
 
 has_cuda_torch() {

@@ -169,19 +169,20 @@ class Convolution(nn.Module):
         """Returns the convolution of each value with its own weights [B, T, D]."""
         if x_BTD.is_cuda:
             return self.depthwise(x_BTD.mT).mT
+        # autocast to bfloat16 is over in a backward pass, and torch's own gradient follows it
         if self.training and x_BTD.dtype == self.depthwise.weight.dtype:
             return _DepthwiseConvolution.apply(x_BTD, self.depthwise.weight, self.depthwise.bias)
         return _depthwise(x_BTD, self.depthwise.weight, self.depthwise.bias)
 
 
 def _depthwise(x_BTD: Tensor, weight_D1K: Tensor, bias_D: Tensor | None) -> Tensor:
-    """As `conv1d` of [B, D, T], in a tenth of its time on a CPU: on an image of one row, values side by side."""
+    """Returns the convolution over time, [B, T, D], of an image of one row: on a CPU in a tenth of `conv1d`'s time."""
     image_BD1T, weight_D11K, padding = x_BTD.mT.unsqueeze(2), weight_D1K.unsqueeze(2), (0, weight_D1K.shape[2] // 2)
     return functional.conv2d(image_BD1T, weight_D11K, bias_D, padding=padding, groups=len(weight_D1K)).squeeze(2).mT
 
 
 class _DepthwiseConvolution(torch.autograd.Function):
-    """`_depthwise` with a gradient of the weights that takes half the time of torch's on a CPU."""
+    """`_depthwise` with a product and a sum per tap as gradient of the weights, which takes less time than torch's."""
 
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, weight_D1K: Tensor, bias_D: Tensor) -> Tensor:

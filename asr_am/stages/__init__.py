@@ -13,7 +13,8 @@ from types import TracebackType
 
 from asr_am.signals import signal_on_parent_death
 
-# Before numpy is imported: two threads on contended cores are far slower than one. Training sets its own number.
+# Before numpy is imported, which reads it then. Jobs of a stage share the cores, so several threads in each are slower
+# than one. Training sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PREEMPTION = (signal.SIGUSR1, signal.SIGUSR2)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from asr_am.stages.target import Target
 
-
 log = logging.getLogger(__name__)
 
 

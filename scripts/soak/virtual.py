@@ -1,7 +1,7 @@
 """Random faults on the virtual cluster, for every strategy: `python -m scripts.soak.virtual [SEEDS=1000]`.
 
 Prints a line per strategy. Exits with 1 if a scenario fails, after the command that repeats it, or if a kind of fault
-never occurred. A thousand seeds of a strategy take two to six minutes of one core.
+never occurred. A thousand seeds of a strategy take two to seven minutes of one core.
 """
 
 from __future__ import annotations
