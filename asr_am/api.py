@@ -11,8 +11,7 @@
 
 The options are the overrides that recipes/*/run.sh takes (recipes/README.md). Each step makes only what is missing or
 out of date, also after an interruption. A wrong option, or input that cannot be used, raises `InputError`. Progress is
-logged: `logging.basicConfig(level="INFO")` shows it. Set OMP_NUM_THREADS=1 before Python starts: the `nj` jobs of a
-step are processes, in each of which numpy would else use all cores. Training sets its own number of threads.
+logged: `logging.basicConfig(level="INFO")` shows it.
 
 `train_model` trains any torch model with any strategy (asr_am/train/any_model.py): as one learner in this process, with
 `simulate` as several in this process, and in processes that `launch` or torchrun starts, which call `connect`.

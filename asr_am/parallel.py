@@ -24,6 +24,8 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from threadpoolctl import threadpool_limits
+
 from asr_am.dask_jobs.encoding import NotSent
 from asr_am.errors import InputError
 from asr_am.progress import ProgressBar, mute, track
@@ -80,7 +82,8 @@ def _begin_worker(parent: int) -> None:
     signal_on_parent_death(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["OMP_NUM_THREADS"] = "1"  # of libraries that are loaded later
+    threadpool_limits(1)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 

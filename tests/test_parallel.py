@@ -4,7 +4,9 @@ import os
 import signal
 import threading
 
+import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from asr_am.errors import InputError
 from asr_am.parallel import Failure, isolated_map, parallel_map, threaded_map
@@ -17,6 +19,17 @@ def test_workers_inherit_what_cannot_be_pickled() -> None:
     assert parallel_map(lambda item: (item[0].locked(), item[1] ** 2), items, 2, "squares") == [
         (False, number**2) for number in range(5)
     ]
+
+
+def test_a_worker_has_one_arithmetic_thread_of_the_libraries_that_its_parent_has_loaded() -> None:
+    np.ones((2, 2)) @ np.ones((2, 2))
+
+    def threads(number: int) -> list[int]:
+        return [library["num_threads"] for library in threadpool_info()]
+
+    with threadpool_limits(2):
+        assert max(threads(0)) == 2
+        assert {thread for found in parallel_map(threads, range(2), 2, "threads") for thread in found} == {1}
 
 
 def test_threads_yield_in_order_and_run_a_bounded_distance_ahead() -> None:

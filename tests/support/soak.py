@@ -101,9 +101,12 @@ def problem_of(name: str) -> Problem:
 
 
 @cache
-def fault_free(name: str) -> Tensor:
-    """Returns the consensus [N] at the end of a run without faults."""
-    return train(problem_of(name), STRATEGIES[name], cluster=hardware(jitter=0.0))[0].consensus[-1]
+def fault_free(name: str, jitter: float) -> Tensor:
+    """Returns the consensus [N] at the end of a run without faults.
+
+    The jitter alone changes which gradients `psp` drops: with 0.6 its held-out loss is 2 % lower than with 0.
+    """
+    return train(problem_of(name), STRATEGIES[name], cluster=hardware(jitter=jitter))[0].consensus[-1]
 
 
 Applied = defaultdict[tuple[int, int], list[tuple[int, int]]]
@@ -173,8 +176,9 @@ def run(name: str, seed: int) -> Counter[str]:
         AssertionError: the result is not what it must be.
     """
     seen: Counter[str] = Counter()
+    cluster = make_cluster(name, seed)
     with record_applied() as applied:
-        results = train_through_crashes(name, seed, make_cluster(name, seed), seen)
+        results = train_through_crashes(name, seed, cluster, seen)
     if name in FAULT_TOLERANT & WITH_SERVERS:
         check_applied(problem_of(name), applied, results, at_least_once=name == "ps_async")
     for result in results.values():
@@ -186,9 +190,10 @@ def run(name: str, seed: int) -> Counter[str]:
     first = next(iter(results.values()))
     seen["handed out again"] = sum(len(record.released) for record in first.records)
     seen["dead"] = SHORT.learners - len(results)
+    expected = fault_free(name, cluster.jitter)
     if name not in ASYNCHRONOUS:
-        assert torch.equal(first.consensus[-1], fault_free(name)), "not the bits of a run without faults"
-    change = heldout(first.consensus[-1]) / heldout(fault_free(name)) - 1
+        assert torch.equal(first.consensus[-1], expected), "not the bits of a run without faults"
+    change = heldout(first.consensus[-1]) / heldout(expected) - 1
     assert abs(change) < TOLERANCE, f"held-out loss changes by {change:.1%}"
     return seen
 
