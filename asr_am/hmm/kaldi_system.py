@@ -48,7 +48,7 @@ def import_system(folders: dict[str, Path], lang_dir: Path, features_dir: Path, 
     states = transitions.state_table()
     if tree.num_pdfs != states.num_pdfs:
         raise InputError(f"{source / 'tree'}: {tree.num_pdfs} pdfs, but final.mdl has {states.num_pdfs}; {REMEDY}")
-    (out / "ali").mkdir(parents=True)
+    (out / "ali").mkdir(parents=True, exist_ok=True)
     for subset, folder in folders.items():
         if subset != "train" and not np.array_equal(read_model(folder / "final.mdl")[0].triples_L3, states.labels_L3):
             raise InputError(f"{folder / 'final.mdl'}: not the system of {source}; align {subset} with that one")

@@ -153,7 +153,7 @@ def prepare_lm(
     make_grammar(out / (LM if first_pass is used else FIRST_PASS), lang_dir / "words.txt", out / "G.fst")
     _write_summary(name, used, first_pass, dropped, unknown, source, data_dir, out / "lm.json", given=arpa is not None)
     if knows_dev(out) and (data_dir / "lm" / f"{text}.txt").is_file():
-        (out / UNSEEN).mkdir()
+        (out / UNSEEN).mkdir(exist_ok=True)
         model = estimate(read_sentences(data_dir / "lm" / f"{text}.txt", ""), vocabulary(words), UNSEEN_ORDER)
         unseen = with_unknown(restrict(model, words, text)[0], unknown)
         write_arpa(prune(unseen, UNSEEN_NGRAMS), out / UNSEEN / LM)

@@ -91,7 +91,7 @@ def write_kaldi_dir(folder: Path, sides: Sequence[Side], start: str, *, train: b
                 tables["segments"].append(f"{name} {side.name} {begin / 1000:.3f} {end / 1000:.3f}")
                 tables["text"].append(f"{name} {' '.join(segment.words)}")
                 tables["utt2spk"].append(f"{name} {speaker}")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, lines in tables.items():
         write_lines(folder / name, sorted(set(lines)))
     return str(folder)

@@ -141,7 +141,7 @@ def write_kaldi_dir(folder: Path, root: Path, parts: Sequence[str]) -> Path:
     Raises:
         InputError: a part has no transcripts, or a transcript has no audio.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     lines: dict[str, list[str]] = {name: [] for name in ("wav.scp", "segments", "text", "utt2spk", "spk2gender")}
     speakers = set()
     for part in parts:

@@ -129,7 +129,7 @@ def write_test(folder: Path, test_set: TestSet, lines: list[str]) -> Path:
         if file.lower() not in test_set.audio:
             raise InputError(f"{file}.sph: missing beside {next(iter(test_set.audio.values()))}; {REMEDY}")
         tables["wav.scp"].append(f"{file} {test_set.audio[file.lower()].resolve()}")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in tables.items():
         write_lines(folder / name, sorted(set(content)))
     write_lines(folder / "stm", lines)

@@ -50,7 +50,7 @@ class Utterances:
         self.lines["utt2spk"].append(f"{name} {speaker}")
 
     def write(self, folder: Path) -> str:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for name, lines in self.lines.items():
             write_lines(folder / name, sorted(lines))
         used = {line.split()[1] for line in self.lines["segments"]}
@@ -91,7 +91,7 @@ def prepare(
     dictionary = Dictionary(ms98 / DICTIONARY)
     train, dev, sentences = _training(found, calls, dictionary, dev_hours, max_repeats)
     made = out / "kaldi"
-    made.mkdir(parents=True)
+    made.mkdir(parents=True, exist_ok=True)
     write_lines(made / "sentences.txt", sentences)
     directories = {
         "train": train.write(made / "train"),
