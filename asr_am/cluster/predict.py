@@ -108,10 +108,11 @@ def predict_one(cfg: DictConfig, name: str, learners: int, first: int) -> Predic
     slow = {rank: SLOW for rank in range(learners) if hardware.host_of(rank) == last} if last else {learners - 1: SLOW}
     plain, slowed = timed(hardware), timed(replace(hardware, faults=replace(hardware.faults, slow=slow)))
     steps = max(sum(plain.staleness.values()), 1)
+    goes_on = strategy.func.fault_tolerant and not strategy.func.is_synchronous(strategy.keywords)
     return Prediction(
         name, learners, plain.seconds / some * rounds / 3600, slowed.seconds / some * rounds / 3600,
         plain.bytes_sent / (some * learners) / 1e6, sum(k * n for k, n in plain.staleness.items()) / steps,
-        "the others go on" if strategy.func.fault_tolerant else "all start again", known_loss(name),
+        "the others go on" if goes_on else "all start again", known_loss(name),
     )  # fmt: skip
 
 

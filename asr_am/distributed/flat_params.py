@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from asr_am.errors import InputError
+
 BucketHook = Callable[[int, int], None]
 """Called in the backward pass as f(begin, end) when these elements of the gradient are ready. It may start transfers
 and must not wait."""
@@ -84,24 +86,32 @@ class FlatParams:
         Args:
             on_bucket: called as on_bucket(begin, end), None to do nothing.
             bucket_bytes: least size of a bucket, which consists of complete parameters. None: the attribute's.
+
+        Raises:
+            InputError: in the backward pass, if it adds to a gradient that seemed complete.
         """
         if on_bucket is None:
             yield
             return
         buckets = self._buckets(bucket_bytes)
-        missing = [len(members) for members, _, _ in buckets]
+        missing = [set(map(id, members)) for members, _, _ in buckets]
         next_bucket = 0
 
-        def ready(bucket: int) -> None:
+        def ready(parameter: nn.Parameter, bucket: int) -> None:
             nonlocal next_bucket
-            missing[bucket] -= 1
-            while next_bucket < len(buckets) and missing[next_bucket] == 0:
+            if id(parameter) not in missing[bucket]:
+                raise InputError(
+                    f"a parameter of shape {tuple(parameter.shape)} gets its gradient in several parts, as under "
+                    "torch.utils.checkpoint with use_reentrant=True; set use_reentrant=False, or strategy.overlap=false"
+                )
+            missing[bucket].remove(id(parameter))
+            while next_bucket < len(buckets) and not missing[next_bucket]:
                 _, begin, end = buckets[next_bucket]
                 next_bucket += 1
                 on_bucket(begin, end)
 
         hooks = [
-            parameter.register_post_accumulate_grad_hook(lambda _, k=k: ready(k))
+            parameter.register_post_accumulate_grad_hook(lambda parameter, k=k: ready(parameter, k))
             for k, (members, _, _) in enumerate(buckets)
             for parameter in members
         ]

@@ -66,6 +66,8 @@ class Strategy(ABC):
         continues_at_blocks: when a learner is lost, the others can continue from the end of a block of one or more
             steps, of which all learners take equally many. All then have the same state, but for counts and
             `residuals`.
+        nestable: between steps its model is `params.w` alone, so that it can take the steps of a block
+            (`strategies/blocks.py`).
         residuals: names in `state_dict` of what each learner has for itself and a restarted one begins anew
             (`state_of_lost`), where replicas are equal or the others continue at blocks.
         at_block_end: called, where the others continue at blocks, when the last completed step has ended a block and
@@ -83,6 +85,7 @@ class Strategy(ABC):
     fault_tolerant = False
     equal_replicas = False
     continues_at_blocks = False
+    nestable = True
     residuals: tuple[str, ...] = ()
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:

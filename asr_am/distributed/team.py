@@ -27,6 +27,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
+import torch
 from torch import Tensor
 
 from asr_am.distributed.leases import LearnerLost as LearnerLost
@@ -190,7 +191,7 @@ class Group(Protocol):
         ...
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
-        """Replaces `x` [N] by that of member `source`, rounded to the type `launcher.wire` at all members."""
+        """Replaces `x` [N] by that of member `source`, if it is float32 rounded to `launcher.wire` at all members."""
         ...
 
 
@@ -423,6 +424,12 @@ class Team(Group, Protocol):
     def close(self) -> None:
         """Ends the communication tasks and closes connections."""
         ...
+
+
+def rounds(team: Team) -> bool:
+    """Returns whether `launcher.wire` is a type of 16 bits, to which float32 is rounded."""
+    third = torch.tensor([1 / 3])
+    return not torch.equal(team.as_sent(third), third)
 
 
 def shapes_match(lengths: Sequence[int], accepted: Sequence[int] | None) -> bool:

@@ -215,7 +215,7 @@ class PartitionedModel:
             if self._server is not None and rank == self._team.rank:
                 part.copy_((self._server.average if average else self._server.w)[k])
             if self._team.size > 1:
-                self._team.broadcast(part.view(-1), rank)
+                self._team.broadcast(part.view(-1).view(torch.int32), rank)  # not rounded to launcher.wire
             values[server::count] = part
         return values
 

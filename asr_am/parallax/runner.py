@@ -197,10 +197,10 @@ class Runner(AbstractContextManager["Runner"]):
         params.rebind_grads()  # a zero_grad that was left in the program unbinds them
         params.g.zero_()
         loss_sum, examples = (None, 0.0) if batch is None else self._loss(self.model, batch)
-        both = torch.tensor([0.0 if loss_sum is None else float(loss_sum.detach()), examples])
-        both = both.to(params.g.device)
-        self.team.start_all_reduce_mean(both).wait()
-        total, loss_denominator = both.tolist()
+        both = torch.tensor([0.0 if loss_sum is None else float(loss_sum.detach()), examples], dtype=torch.float64)
+        bits = both.view(torch.int32).to(params.g.device)  # not rounded to launcher.wire
+        all_bits = torch.cat(self.team.start_all_gather(bits).wait()).cpu()
+        total, loss_denominator = all_bits.view(torch.float64).view(-1, 2).mean(dim=0).tolist()
         loss_denominator = max(loss_denominator, 1e-30)  # without any examples, the gradient is zero
         means.append(total / loss_denominator)
         if loss_sum is None:

@@ -41,6 +41,7 @@ class Parallax(Sync):
     """
 
     name = "parallax"
+    nestable = False
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team, path: Method | None = None,
@@ -74,6 +75,7 @@ class Parallax(Sync):
         self._partitioned = partition(model, plan, self.team, spec, self._config, self.metrics)
         self._plan = {"hosts": list(self.team.hosts), **plan.state_dict()}
         self.params = self._partitioned.params
+        self.equal_replicas = False  # a server has rows that no other learner has
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         if self._partitioned is None:

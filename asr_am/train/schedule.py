@@ -207,6 +207,17 @@ class Plateau(Schedule):
     patience: int = 3
     threshold: float = 1e-3
 
+    def __post_init__(self) -> None:
+        """Raises InputError if a value is out of range."""
+        if not 0 < self.base < math.inf:
+            raise InputError(f"schedule.base={self.base}: must be above 0")
+        if not 0 < self.factor <= 1:
+            raise InputError(f"schedule.factor={self.factor}: must be above 0 and at most 1")
+        if self.patience < 1:
+            raise InputError(f"schedule.patience={self.patience}: must be at least 1 epoch")
+        if not 0 <= self.threshold < math.inf:
+            raise InputError(f"schedule.threshold={self.threshold}: must not be negative")
+
     def after(self, losses: Sequence[float]) -> Schedule | None:
         lowest, worse, rate = math.inf, 0, self.base
         for loss in losses:

@@ -19,10 +19,12 @@ from asr_am.distributed.strategies.diloco import Diloco
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.gtc import Gtc
 from asr_am.distributed.strategies.htm import Htm
+from asr_am.distributed.strategies.hybrid import Hybrid
 from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.slowmo import Slowmo
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.errors import InputError
+from asr_am.parallax.strategy import Parallax
 from tests.support import reference_algorithms as reference
 from tests.support.strategy_checks import check_resume, without
 from tests.support.toy_problem import Problem, heldout, start_weights
@@ -149,6 +151,12 @@ def test_any_inner_strategy_of_collectives_nests() -> None:
         PROBLEM, partial(Slowmo, block_size=BLOCK, inner=Sync, group_size=4, slow_momentum=0.0, momentum="keep")
     )
     assert_agree(one_group[3].consensus, reference.sync(PROBLEM))
+
+
+@pytest.mark.parametrize("inner", [Hybrid, Parallax, partial(Diloco, block_size=2)])
+def test_inner_strategies_with_other_weights_than_the_models_are_refused(inner: object) -> None:
+    with pytest.raises(InputError, match=r"^strategy\.inner=\w+: has weights beside the model's"):
+        train(PROBLEM, partial(Slowmo, inner=inner, group_size=2))  # type: ignore[arg-type]
 
 
 def test_inner_strategies_with_messages_are_refused() -> None:

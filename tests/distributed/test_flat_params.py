@@ -5,8 +5,10 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from asr_am.distributed.flat_params import FlatParams
+from asr_am.errors import InputError
 
 
 @pytest.fixture
@@ -119,6 +121,26 @@ def test_buckets_come_in_one_order_whatever_the_backward_pass_does() -> None:
     with pytest.raises(ZeroDivisionError), params.notify_buckets(on_bucket, bucket_bytes=1):
         1 / 0  # noqa: B018
     assert len(reported) == 6, "a backward pass that failed reports no bucket"
+
+
+def test_a_gradient_that_comes_in_several_parts_is_refused() -> None:
+    """A bucket would be sent before the gradient is complete."""
+    layer = nn.Linear(3, 3)
+    params = FlatParams(layer)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+    x = torch.ones(3, requires_grad=True)
+    with (
+        pytest.raises(InputError, match=r"set use_reentrant=False, or strategy\.overlap=false$"),
+        params.notify_buckets(lambda begin, end: None, bucket_bytes=1),
+    ):
+        twice(x).sum().backward()
+    with params.notify_buckets(None):
+        twice(x).sum().backward()
 
 
 def test_mixed_dtypes_are_rejected() -> None:

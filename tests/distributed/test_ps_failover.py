@@ -210,6 +210,15 @@ def test_psp_waits_for_the_workers_that_are_left(sparing: bool) -> None:
     assert heldout(results[0].consensus[-1]) < 0.9 * heldout(start_weights())
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_psp_with_reduced_messages_does_not_wait_for_the_turn_of_a_dead_worker(lost: int) -> None:
+    """Rank 2 has a server, so the others start again as workers 0, 1 and 3."""
+    make = partial(Psp, servers=2, timeout=60.0, c=1, sparing=True)
+    results = train(PROBLEM, make, cluster=hardware(**crash(lost, 12.1, None)))
+    assert sorted(results) == [rank for rank in range(4) if rank != lost]
+    assert results[0].strategy.team.now() < 60.0
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 @pytest.mark.parametrize("left", [(0, 1, 3), (0, 3), (3,)])
 def test_servers_that_move_keep_their_momentum(kind: Literal["sgd", "adam"], left: tuple[int, ...]) -> None:

@@ -253,6 +253,24 @@ def test_without_sparse_parameters_it_is_sync_to_the_bit_and_says_so(caplog: pyt
     assert "no sparse parameters, so this is strategy=sync" in caplog.text
 
 
+def test_numbers_of_examples_and_exported_rows_are_not_rounded_to_the_type_of_messages() -> None:
+    examples = 90_150.0  # above the largest number of float16
+
+    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, float]:
+        return summed_loss(model, batch)[0] * examples / len(batch.inputs), examples
+
+    def main(team: SimTeam) -> tuple[float, Weights]:
+        model = make_model()
+        config = Config(path="servers")
+        with parallax.get_runner(model, loss, MAKE["sgd"](model.parameters()), team, config) as runner:
+            means = [runner.run(batch) for batch in parallax.shard(make_batches(8), team)]
+            return means[0], runner.weights()
+
+    (mean, weights), (expected, _) = (on_cluster(main, wire=wire)[0] for wire in ("float16", "float32"))
+    assert mean == pytest.approx(expected, rel=1e-2)
+    assert all(not torch.equal(value.half().float(), value) for value in weights.values())
+
+
 def test_a_lost_learner_ends_the_run() -> None:
     with pytest.raises(LearnerLost, match="learner 3"):
         train_virtually("sgd", Config(), steps=20, faults={"crashes": [{"learner": 3, "at": 9.0}]})

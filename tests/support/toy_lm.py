@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from asr_am import parallax
 from asr_am.distributed.cluster_config import Cluster, Workload
+from asr_am.distributed.launch_spec import WireDtype
 from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
 from asr_am.parallax import Config, Runner
@@ -257,8 +258,9 @@ def rounds_of(batches: Sequence[Batch], learners: int = 4) -> list[Sequence[Batc
     return [batches[k : k + learners] for k in range(0, len(batches), learners)]
 
 
-def on_cluster(main: Any, learners: int = 4) -> dict[int, Any]:
-    return SimCluster(hardware(), Workload("words", seconds_per_batch={"toy": 1.0}), learners, seed=1).run(main)
+def on_cluster(main: Any, learners: int = 4, wire: WireDtype = "float32") -> dict[int, Any]:
+    workload = Workload("words", seconds_per_batch={"toy": 1.0})
+    return SimCluster(hardware(), workload, learners, seed=1, wire=wire).run(main)
 
 
 def assert_close(ours: Weights, theirs: Weights, tolerance: float = 2e-5) -> None:

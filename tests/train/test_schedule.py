@@ -6,7 +6,7 @@ import math
 import pytest
 
 from asr_am.errors import InputError
-from asr_am.train.schedule import Anneal, Newbob, for_batch
+from asr_am.train.schedule import Anneal, Newbob, Plateau, for_batch
 
 ANNEAL = {"base": None, "reference": {"base": 0.1, "batch": 256}, "anneal_from": 11, "warmup_batches": 3}
 
@@ -86,6 +86,14 @@ def test_wrong_references_and_batches_are_named(wrong: dict[str, object], batch:
     options = {"base": None, "reference": {"base": 0.1, "batch": 256} | wrong}
     with pytest.raises(InputError, match=name):
         for_batch(options, batch, "sgd")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"base": 0.0}, {"factor": 0.0}, {"factor": 1.5}, {"patience": 0}, {"threshold": -1.0}], ids=str
+)
+def test_wrong_options_of_a_plateau_are_named(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=f"schedule.{next(iter(wrong))}="):
+        Plateau(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_warm_up_beyond_the_training_is_told() -> None:

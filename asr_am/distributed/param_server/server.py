@@ -135,7 +135,7 @@ class ParameterServer(ABC):
 
     def on_pull(self, worker: int, incarnation: int) -> None:
         """Handles a worker's request for the shard. A higher incarnation than its pushes had says that it rejoins."""
-        self.send(worker)
+        self.send(worker, exact=True)
 
     def slowest(self, but: int) -> int:
         """Returns the steps of the slowest worker other than `but`, where the strategy counts them."""
@@ -188,13 +188,14 @@ class ParameterServer(ABC):
                 new.append(push)
         return new
 
-    def send(self, worker: int) -> None:
-        """Sends ⟨w_i, t⟩ to a worker, and acknowledges its pushes."""
+    def send(self, worker: int, exact: bool = False) -> None:
+        """Sends ⟨w_i, t⟩ to a worker, and acknowledges its pushes. `exact`: as int32, which is never rounded."""
         acknowledged, slowest = self.acknowledged.get(worker, NO_PUSH), self.slowest(but=worker)
         if worker == self.team.rank:
             self.context.deliver_local(self.index, self.t, self.w.clone(), acknowledged, slowest)
         else:
-            self.team.send(worker, "weights", self.t, self.w, pack_answer(acknowledged, slowest))
+            w = self.w.view(torch.int32) if exact else self.w
+            self.team.send(worker, "weights", self.t, w, pack_answer(acknowledged, slowest))
 
     def broadcast(self) -> None:
         """Sends ⟨w_i, t⟩ to all live workers, from the next rank on, so that servers do not all begin with the same."""

@@ -27,7 +27,7 @@ from asr_am.distributed.param_server.weight_shards import (
     pack_metadata,
     read_answer,
 )
-from asr_am.distributed.team import LearnerLost, Team
+from asr_am.distributed.team import LearnerLost, Team, rounds
 
 
 class Worker:
@@ -63,6 +63,8 @@ class Worker:
         self._drain_changed = team.event()
         self._known = set() if team.rejoins else set(range(len(shards)))  # shards that are not just a checkpoint's
         self._restarted: set[int] = set()  # shards whose servers were restarted since the last retry
+        self._rounded: set[int] = set()  # shards whose newest copy was rounded to `launcher.wire`
+        self._rounds = rounds(team)
         team.register_tag("weights", shards.size, ANSWER_LEN)
         team.register_tag("lost")
         team.register_tag("heard")
@@ -128,13 +130,14 @@ class Worker:
         if self._pushed is not None:
             self.wait([t + 1 for t in self._pushed], len(self._shards))
 
-    def wait(self, versions: Sequence[int], num_required: int, acknowledged: bool = False) -> None:
+    def wait(self, versions: Sequence[int], num_required: int, acknowledged: bool = False, exact: bool = False) -> None:
         """Waits until enough shards are here.
 
         Args:
             versions: least version of each shard that counts.
             num_required: number of shards to wait for.
             acknowledged: a shard counts only if its server has acknowledged the last push.
+            exact: a shard counts only if the copy here has not been rounded to `launcher.wire`.
 
         Raises:
             LearnerLost: a server died, and the strategy is not fault tolerant.
@@ -148,6 +151,7 @@ class Worker:
                 shard for shard in range(len(self._shards))
                 if self.newest(shard) < versions[shard]
                 or (acknowledged and self._acknowledged[shard] < self._push_id)
+                or (exact and self._is_rounded(shard, versions))
             ]  # fmt: skip
             if len(self._shards) - len(missing) >= num_required:
                 return
@@ -193,16 +197,21 @@ class Worker:
                     self.versions[shard] = t
         return sum(t < least for t, _ in arrived.values())
 
-    def on_shard(self, shard: int, t: int, w: Tensor, acknowledged: PushId, slowest: int) -> None:
+    def on_shard(
+        self, shard: int, t: int, w: Tensor, acknowledged: PushId, slowest: int, exact: bool = True
+    ) -> None:  # fmt: skip
         """Keeps a shard that arrived, unless a newer version is here.
 
         Args:
             acknowledged: newest push of this worker that the server has applied or dropped.
             slowest: steps of the slowest other worker.
+            exact: it was not rounded to `launcher.wire`.
         """
         with self._lock:
-            if t > self.newest(shard):
+            newest = self.newest(shard)
+            if t > newest or (t == newest and exact and shard in self._rounded):
                 self._arrived[shard] = t, w
+                (self._rounded.discard if exact else self._rounded.add)(shard)
             self._known.add(shard)
             # messages may overtake each other
             self._acknowledged[shard] = max(self._acknowledged[shard], acknowledged)
@@ -263,7 +272,10 @@ class Worker:
             self.server.mark_drained(server, t, drain_count)
 
     def pull_versions(self, versions: Sequence[int]) -> None:
-        """Pulls all shards in these versions, when the team is drained and no push waits for an answer."""
+        """Pulls all shards in these versions, when the team is drained and no push waits for an answer.
+
+        They are the servers' to the bit, also where weights are sent in 16 bits: a model is saved and validated.
+        """
         self._pushed = self._drain_announced = None
         self._step = 0
         with self._lock:
@@ -272,9 +284,16 @@ class Worker:
         versions = list(versions)
         if self.server is not None:  # it may have been restarted since the versions were gathered
             versions[self.server.index] = min(versions[self.server.index], self.server.t)
-        self.pull([shard for shard in range(len(self._shards)) if self.newest(shard) < versions[shard]])
-        self.wait(versions, len(self._shards))
+        self.pull([
+            shard for shard in range(len(self._shards))
+            if self.newest(shard) < versions[shard] or self._is_rounded(shard, versions)
+        ])  # fmt: skip
+        self.wait(versions, len(self._shards), exact=True)
         self.apply_arrived()
+
+    def _is_rounded(self, shard: int, versions: Sequence[int]) -> bool:
+        """Returns whether the copy of a shard here was rounded on its way, and its server lives (version -1: dead)."""
+        return shard in self._rounded and versions[shard] >= 0
 
     def pull_all(self) -> None:
         """Pulls the shard of every live server, in any version, and continues from the slowest worker's steps."""
@@ -295,7 +314,9 @@ class Worker:
             if message is not None:
                 shard = self._shards.ranks.index(message.source)
                 self._record_latency(shard, message.clock)
-                self.on_shard(shard, message.clock, message.tensors[0], *read_answer(message.tensors[1]))
+                w, answer = message.tensors[0], read_answer(message.tensors[1])
+                exact = w.dtype == torch.int32 or not self._rounds
+                self.on_shard(shard, message.clock, w.view(torch.float32), *answer, exact=exact)
 
     def _record_latency(self, shard: int, t: int) -> None:
         """Records the latency of a pull. Version t answers the newest push below t, and supersedes earlier ones."""

@@ -30,6 +30,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, get_args
 
+import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
@@ -245,7 +246,7 @@ class Adpsgd(Strategy):
         self.team.gather(self._x.new_empty(0).double())  # barrier: no exchange is under way at any learner
         self._active.clear()
         if self._group is not None:
-            self._group.broadcast(self._x)
+            self._group.broadcast(self._x.view(torch.int32))  # a checkpoint must not round x to launcher.wire
 
     def replica(self) -> Tensor:
         with self._lock:

@@ -32,6 +32,7 @@ from asr_am.distributed.team import (
     Team,
     Work,
     find_group,
+    rounds,
 )
 from asr_am.errors import InputError
 
@@ -52,10 +53,13 @@ class BlockStrategy(Strategy):
         team: this learner's end of the team.
         block_size: steps of a block.
         momentum: what happens to the learners' own momentum at the end of a block: keep, average (over all) or reset.
-        inner: makes the strategy that takes the steps of a block, which must use collectives only. None: `Local`.
+        inner: makes the strategy that takes the steps of a block, which must use collectives only and have its model in
+            `params.w` alone (`Strategy.nestable`). None: `Local`.
         group_size: learners of a group, which share a model.
         fragments: equal parts of the model. Each is combined once per block, at evenly spread steps.
     """
+
+    nestable = False
 
     def __init__(
         self, params: FlatParams, optimizer: Optimizer, team: Team, block_size: int, momentum: AtBlock = "keep",
@@ -72,6 +76,16 @@ class BlockStrategy(Strategy):
         self._group = team.split(groups) if group_size > 1 else None
         inner_team = SingleProcess() if self._group is None else GroupTeam(team, self._group, groups)
         self._inner = (inner or Local)(params, optimizer, inner_team)
+        if not self._inner.nestable:
+            raise InputError(
+                f"strategy.inner={self._inner.name}: has weights beside the model's, which a block would not change; "
+                "choose sync, gtc, powersgd or topk"
+            )
+        if momentum == "average" and optimizer.options.kind in ("adam", "adagrad") and not _holds_squares(team):
+            raise InputError(
+                f"launcher.wire=float16: the averages of {optimizer.options.kind}'s squares at a block become 0; use "
+                "launcher.wire=bfloat16"
+            )
         self.staleness, self.metrics = self._inner.staleness, self._inner.metrics
         alone = momentum == "keep" and group_size == 1
         self.residuals = (*self._inner.residuals, *(["optimizer"] if alone else []))
@@ -84,11 +98,10 @@ class BlockStrategy(Strategy):
         ends = [len(params) * k // fragments for k in range(fragments + 1)]
         parts = [slice(begin, end) for begin, end in pairwise(ends)]
         self._fragments = {k * block_size // fragments: part for k, part in enumerate(parts)}  # by step of the block
-        size = len(params) if self._group_leaders else 0
-        self._W_g = params.w[:size].clone()  # the model that was broadcast. Only leaders need it
+        self._rounds = rounds(team)
+        size = len(params) if self._group_leaders or self._rounds else 0
+        self._W_g = params.w[:size].clone()  # the model that was broadcast, [0] where it is not needed
         self._steps = 0  # in the present block
-        third = torch.tensor([1 / 3])
-        self._rounds = not torch.equal(team.as_sent(third), third)  # what is sent has 16 bits
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         self._report_block_end()
@@ -115,22 +128,30 @@ class BlockStrategy(Strategy):
         return [*found, f"{lead}, {effect}; set it to {size}, for {steps // size} blocks in an epoch"]
 
     def _finish(self, part: slice) -> None:
-        """Combines the models' elements `part`.
-
-        In 16 bits the changes since the last block are averaged: a block momentum would add up the rounding of weights.
-        """
-        w = self.params.w[part]
-        if self._group_leaders is not None:
-            W_g = self._W_g[part]
-            if self._rounds:
-                w.sub_(W_g)
-            self._group_leaders.start_all_reduce_mean(w).wait()
-            if self._rounds:
-                w.add_(W_g)
+        """Combines the models' elements `part`."""
+        w, W_g, leaders = self.params.w[part], self._W_g[part], self._group_leaders
+        if leaders is not None:
+            self._communicate(lambda x: leaders.start_all_reduce_mean(x).wait(), w, W_g)
             self.combine(w, W_g, part)
-            W_g.copy_(w)
         if self._group is not None:
-            self._group.broadcast(w)
+            self._communicate(self._group.broadcast, w, W_g)
+        if len(W_g):
+            W_g.copy_(w)
+
+    def _communicate(self, collective: Callable[[Tensor], None], w: Tensor, W_g: Tensor) -> None:
+        """Does a collective on w, in 16 bits on its change since W_g.
+
+        The rounding of whole weights would hide small changes, and a block momentum would add it up.
+        """
+        if self._rounds:
+            w.sub_(W_g)
+        collective(w)
+        if self._rounds:
+            w.add_(W_g)
+
+    def _zeros(self) -> Tensor:
+        """Returns zeros for an outer momentum: [N], or [0] at a learner that does not combine models."""
+        return torch.zeros_like(self.params.w[: len(self.params) if self._group_leaders else 0])
 
     @abstractmethod
     def combine(self, w: Tensor, W_g: Tensor, part: slice) -> None:
@@ -221,6 +242,9 @@ class GroupTeam(SingleProcess):
     def event(self) -> Event:
         raise InputError("strategy.inner: needs communication tasks, but a group has none; choose another one")
 
+    def as_sent(self, x: Tensor) -> Tensor:
+        return self._team.as_sent(x)
+
     def simulate_cost(self, kind: CostKind, elements: int, scattered: bool = False) -> None:
         self._team.simulate_cost(kind, elements, scattered)
 
@@ -240,6 +264,11 @@ def _check(learners: int, block_size: int, momentum: str, group_size: int, fragm
         raise InputError(
             f"strategy.fragments={fragments}: their blocks end at different steps, so momentum must be keep"
         )
+
+
+def _holds_squares(team: Team) -> bool:
+    """Returns whether the square of a small gradient element is not rounded to 0 on its way."""
+    return bool(team.as_sent(torch.tensor([1e-10])).any())
 
 
 def _velocities(optimizer: Optimizer, length: int) -> list[Tensor]:

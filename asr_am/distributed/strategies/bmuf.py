@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
@@ -61,7 +60,7 @@ class Bmuf(BlockStrategy):
             raise InputError(f"strategy.update={update}: must be classical, nesterov or equation4")
         self._eta, self._zeta = _block_momentum(self.num_models, zeta, C, eta), zeta
         self._update = update
-        self._delta = torch.zeros_like(self._W_g)
+        self._delta = self._zeros()
 
     def combine(self, w: Tensor, W_g: Tensor, part: slice) -> None:
         """Turns W̄(t) of (1) into W_g(t).

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
@@ -58,7 +57,7 @@ class Diloco(BlockStrategy):
         if not 0 <= outer_momentum < 1:
             raise InputError(f"strategy.outer_momentum={outer_momentum}: must be from 0 to below 1")
         self._beta, self._mu = outer_lr, outer_momentum
-        self._b = torch.zeros_like(self._W_g)
+        self._b = self._zeros()
 
     def combine(self, w: Tensor, W_g: Tensor, part: slice) -> None:
         b, outer_gradient = self._b[part], W_g - w

@@ -80,9 +80,11 @@ class Dpsgd(Strategy):
         row = mixing_row(self._mixing, team.rank, team.size, self._steps)
         for other in row.keys() - {team.rank}:
             team.send(other, "weights", self._steps, w)
-        mixed = torch.zeros_like(w)
+        mixed, sent = torch.zeros_like(w), team.as_sent(w)
         for other, weight in row.items():  # in rank order, for the same rounding on all learners
-            mixed.add_(w if other == team.rank else self._weights_of(other), alpha=weight)
+            mixed.add_(sent if other == team.rank else self._weights_of(other), alpha=weight)
+        if sent is not w:
+            mixed.add_(w - sent)  # in 16 bits: the mean of all weights stays as it is, and small updates last
         team.simulate_cost("averaging", len(w) * (len(row) - 1))
         w.copy_(mixed)
 

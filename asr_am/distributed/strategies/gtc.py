@@ -54,7 +54,8 @@ class Gtc(Strategy):
         momentum: after: the optimizer's rule is applied to the decoded sum. before: to each learner's gradient before
             it enters the residual.
         dense_above: mean density above which a bucket is sent as an all-reduce of all its elements. This changes no
-            value. None: 2/N, above which it takes fewer bytes.
+            value: where `launcher.wire` would round the sums of N signs (bfloat16 above 256 learners), no bucket is.
+            None: 2/N, above which it takes fewer bytes.
         bucket: elements that are encoded and sent together.
     """
 
@@ -70,6 +71,9 @@ class Gtc(Strategy):
         self._tau, self._density = threshold, density
         self._sums, self._momentum_first = frames == "sum", momentum == "before"
         self._dense_above = 2 / self.team.size if dense_above is None else dense_above
+        sums = torch.arange(team.size + 1.0)
+        if not torch.equal((team.as_sent(sums / team.size) * team.size).round(), sums):
+            self._dense_above = 1.0
         ends = [*range(bucket, len(params), bucket), len(params)]
         self._buckets = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
         self.equal_replicas, self.continues_at_blocks = not self._momentum_first, self._momentum_first

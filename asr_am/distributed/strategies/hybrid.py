@@ -25,22 +25,25 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategy import Strategy, means_of
-from asr_am.distributed.team import CompletedWork, Team, Work
+from asr_am.distributed.team import Team, Work, rounds
 
 
 class Hybrid(Strategy):
     """Overlapped model averaging. Between steps `params.w` is A_t, where the next gradient is taken.
 
-    `_pushed` is W'_t and becomes A_{t+1} when the pending all-reduce completes.
+    `_pushed` is W'_t and becomes A_{t+1} when the pending all-reduce completes. In 16 bits that is of W'_t - A_t,
+    as the rounding of whole weights would hide small changes.
     """
 
     name = "hybrid"
     continues_at_blocks, residuals = True, ("optimizer",)
+    nestable = False
 
     def __init__(self, params: FlatParams, optimizer: Optimizer, team: Team) -> None:
         super().__init__(params, optimizer, team)
         self._pushed = params.w.clone()  # A_1 = A_0: nothing was pushed before the first step
-        self._pending: Work = CompletedWork()
+        self._pending: Work | None = None
+        self._rounds = rounds(team)
         self._steps = 0
 
     def step(self, gradient: GradientFn) -> StepResult | None:
@@ -50,13 +53,19 @@ class Hybrid(Strategy):
         self.drain()
         self.params.w.copy_(self._pushed)  # A_t = pull_weights(), where the next gradient is taken
         self.optimizer.step(self._pushed)  # W'_t = apply(A_t, g_t)
+        if self._rounds:
+            self._pushed.sub_(self.params.w)
         self._pending = self.team.start_all_reduce_mean(self._pushed)  # push_weights(W'_t)
         self.staleness[min(self._steps, 1)] += 1  # the first gradient is taken at the weights it updates
         self._steps += 1
         return step_result
 
     def drain(self) -> None:
-        self._pending.wait()
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+            if self._rounds:
+                self._pushed.add_(self.params.w)
         self.at_block_end()  # A_{t+1} is known, and nothing of the next step
 
     def replica(self) -> Tensor:

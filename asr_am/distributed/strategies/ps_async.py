@@ -124,7 +124,7 @@ class AsyncServer(ParameterServer):
             if worker in self._unanswered:
                 self._unanswered.remove(worker)
             self.apply_ready()
-        self.send(worker)
+        super().on_pull(worker, incarnation)
 
     def slowest(self, but: int = -1) -> int:
         """Returns the steps of the slowest live worker that is not drained, other than `but`. 0 if there is none."""

@@ -151,7 +151,8 @@ class Psp(ParameterServerStrategy):
         team, worker, t, shards = self.team, self.worker, self._t, range(len(self.shards))
         late = all(worker.newest(shard) > t for shard in shards)
         self.staleness[t - min(worker.versions)] += 1
-        skip = [shard for shard in shards if not self._pushing.sends(team.rank, shard, t)]
+        number = self.workers.index(team.rank)
+        skip = [shard for shard in shards if not self._pushing.sends(number, shard, t)]
         self._push(step_result, [t] * len(shards), skip)
         self._t, self._weights_complete = t + 1, False
         return replace(step_result, applied=False) if late else step_result
@@ -174,11 +175,11 @@ class Psp(ParameterServerStrategy):
         self._t, self._weights_complete = max(versions), True
         if self.server is not None:
             with self.server.lock:
-                self.server.t = self._t
+                self.server.t = max(self.server.t, self._t)  # it may have gone on: `PspServer._is_void`
         super()._pull_final(versions)
         for shard, version in enumerate(versions):
             if version >= 0:
-                self.worker.versions[shard] = self._t
+                self.worker.versions[shard] = max(self.worker.versions[shard], self._t)
 
     def rejoin(self) -> None:
         super().rejoin()
@@ -222,14 +223,14 @@ class PspServer(ParameterServer):
 
     def next_timeout(self) -> float | None:
         if not self._gradients:
-            return None
+            return POLL_INTERVAL if self._reduced_messages else None  # see `_is_void`
         since = self._quorum_since
         return POLL_INTERVAL if since is None else max(since + self._tau1 - self.team.now(), 0.0)
 
     def _is_due(self) -> bool:
         """Returns whether the wait for gradients is over, and moves t to the oldest step that has any."""
         if not self._gradients:
-            return False
+            return self._is_void()
         oldest = min(self._gradients)
         if len(self._gradients[oldest]) >= self._c:
             self.t = oldest
@@ -240,6 +241,14 @@ class PspServer(ParameterServer):
         self.t = oldest
         return self._all_responded()
 
+    def _is_void(self) -> bool:
+        """Returns whether no worker that is to push for step t is left, but others are: it gets no gradient at all."""
+        if not self._reduced_messages:
+            return False
+        live = self.team.live_ranks()
+        left = [n for n, j in enumerate(self.context.workers) if j in live and self.drained.get(j, self.t + 1) > self.t]
+        return bool(left) and not any(self._pushing.sends(n, self.index, self.t) for n in left)
+
     def _all_responded(self) -> bool:
         """Returns whether no further gradient of step t can arrive."""
         arrived = self._gradients.get(self.t, {})
@@ -248,14 +257,14 @@ class PspServer(ParameterServer):
             j = workers[number]
             if (
                 j not in arrived and self.last_step.get(j, -1) <= self.t and self.drained.get(j, self.t + 1) > self.t
-                and self._pushing.sends(j, self.index, self.t) and j in live
+                and self._pushing.sends(number, self.index, self.t) and j in live
             ):  # fmt: skip
                 self._awaited = number
                 return False
         return True
 
     def _step(self) -> None:
-        pushes = list(self._gradients.pop(self.t).values())
+        pushes = list(self._gradients.pop(self.t, {}).values())
         self._quorum_since = None
         k = len(self.context.workers)
         pushed = {push.worker for push in pushes}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from asr_am.distributed.flat_params import FlatParams
@@ -50,12 +49,12 @@ class Slowmo(BlockStrategy):
         if not 0 <= slow_momentum < 1:
             raise InputError(f"strategy.slow_momentum={slow_momentum}: must be from 0 to below 1")
         self._alpha, self._beta = slow_lr, slow_momentum
-        self._u = torch.zeros_like(self._W_g)
+        self._u = self._zeros()
 
     def combine(self, w: Tensor, W_g: Tensor, part: slice) -> None:
         gamma = self.optimizer.lr
         if gamma == 0:
-            return  # nobody has moved
+            return  # u has no scale: the models are averaged only
         u, moved = self._u[part], W_g - w
         w.add_(moved, alpha=1 - self._alpha)
         w.add_(u, alpha=-self._alpha * gamma * self._beta)

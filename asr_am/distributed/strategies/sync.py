@@ -18,7 +18,7 @@ from asr_am.distributed.flat_params import FlatParams
 from asr_am.distributed.leases import GradientFn, StepResult
 from asr_am.distributed.optimizer import Optimizer
 from asr_am.distributed.strategy import Strategy
-from asr_am.distributed.team import Team, Work
+from asr_am.distributed.team import Team, Work, rounds
 from asr_am.errors import InputError
 
 
@@ -45,6 +45,7 @@ class Sync(Strategy):
         self._average_weights, self._overlap = form == "weights", overlap
         self.equal_replicas, self.continues_at_blocks = form == "gradients", form == "weights"
         self.residuals = () if self.equal_replicas else ("optimizer",)  # each learner has momentum of its own
+        self._rounds = rounds(team)
 
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = self._step_weights(gradient) if self._average_weights else self._step_gradients(gradient)
@@ -74,8 +75,14 @@ class Sync(Strategy):
         step_result = gradient(None)  # g_i = calGrad(W)
         if step_result is None:
             return None
+        w = self.params.w
+        W = w.clone() if self._rounds else None
         self.optimizer.step()  # W_i' = apply(W, g_i)
-        self.team.start_all_reduce_mean(self.params.w).wait()  # W = allreduce(W_i') / λ
+        if W is not None:
+            w.sub_(W)  # in 16 bits the rounding of whole weights would hide small changes
+        self.team.start_all_reduce_mean(w).wait()  # W = allreduce(W_i') / λ
+        if W is not None:
+            w.add_(W)
         return step_result
 
     def drain(self) -> None:
