@@ -64,6 +64,14 @@ def test_parts_become_sets(corpus: Path, tmp_path: Path, below: str) -> None:
     assert Path(source.source).is_relative_to(corpus / "LibriSpeech")  # the audio stays in place
 
 
+def test_the_same_folder_can_be_prepared_again(corpus: Path, tmp_path: Path) -> None:
+    given = SETS | language(corpus) | OPTIONS
+    with pytest.raises(InputError, match=r"none\.txt"):
+        prepare(tmp_path / "data", data_dir=corpus, **given | {"lexicon": str(tmp_path / "none.txt")})
+    prepare(tmp_path / "data", data_dir=corpus, **given)
+    assert len(list(read_supervisions(tmp_path / "data", "test"))) == 6
+
+
 def test_parts_are_downloaded(corpus: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     for part in ("train-clean-5", "dev-clean-2"):
