@@ -67,8 +67,12 @@ class Recipe:
         return self.folder
 
     def train(self) -> dict[str, Any]:
-        """Trains the network with `strategy` and `learners`. Returns its summary.json."""
-        (run,) = self._make("train")
+        """Trains the network with `strategy` and `learners`. Returns its summary.json.
+
+        Further networks (options `mmi`, `second` and `final`, which conf/sizes.yaml sets by the hours of speech) are
+        trained, too. Each has its own in `folder`/train/<run>/summary.json.
+        """
+        run, *_ = self._make("train")  # networks are in the order of training
         return dict(json.loads((run / "summary.json").read_text(encoding="utf-8")))
 
     def decode(self) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from asr_am.api import Recipe
 from asr_am.errors import InputError
 from asr_am.models.blstm import BlstmOptions
 from asr_am.models.model_file import save_model
+from asr_am.stages.target import Target
 from tests.support.spoken_tones import RATE, Voice
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +60,25 @@ def test_a_folder_of_recordings_becomes_error_rates_and_textgrids(tmp_path: Path
     done = [path.stat().st_mtime_ns for path in sorted(folder.rglob(".done"))]
     recipe.prepare()  # everything is up to date
     assert done == [path.stat().st_mtime_ns for path in sorted(folder.rglob(".done"))]
+
+
+def test_the_summary_is_that_of_the_model_when_others_are_trained_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def run(target: Target) -> None:
+        made.append(target.out.name)
+        target.out.mkdir(parents=True)
+        (target.out / "summary.json").write_text(json.dumps({"number": len(made)}), encoding="utf-8")
+
+    monkeypatch.setattr(Target, "run", run)
+    recipe = Recipe(
+        "corpus=minicts", f"exp={tmp_path}", "run=mine", "mmi.train=true", "second.train=true", "final.train=true"
+    )
+    assert recipe.train() == {"number": 1}
+    assert made == ["mine", "mine-mmi", "mine-conformer", "mine-conformer-final"]
+    assert json.loads((recipe.folder / "train/mine-mmi/summary.json").read_text(encoding="utf-8")) == {"number": 2}
 
 
 def test_options_are_checked_before_anything_is_made(tmp_path: Path) -> None:
