@@ -12,7 +12,9 @@ import kaldifst
 import kaldiio
 import numpy as np
 import pytest
-from lhotse import CutSet, RecordingSet, SupervisionSet
+from lhotse import CutSet, FeatureSet, RecordingSet, SupervisionSet, validate
+from lhotse.dataset.collation import collate_features
+from lhotse.dataset.speech_recognition import validate_for_asr
 from lhotse.kaldi import load_kaldi_data_dir
 
 from asr_am import kaldi_export, lhotse_export
@@ -146,8 +148,12 @@ def test_manifests_have_features_and_alignments(root: Path, tmp_path: Path, caps
     labels = np.concatenate([np.sort(np.arange(n) % 3) + 1 for n in np.diff(frames.offsets_U1)])  # a phone of 3 states
     write_alignments(folder / "ali", "train", frames, labels)
     assert lhotse_export.main(["--exp", str(root), "--system", "mono", "--out", str(tmp_path / "out")]) == 0
-    cuts = CutSet.from_file(tmp_path / "out/train/cuts_mfcc.jsonl.gz")
+    cuts = CutSet.from_file(tmp_path / "out/train/cuts_mfcc.jsonl.gz").to_eager()
     assert len(cuts) == len(reader.utterances)
+    validate_for_asr(cuts)
+    validate(FeatureSet.from_file(tmp_path / "out/train/features_mfcc.jsonl.gz"), read_data=True)
+    features_BTF, frames_B = collate_features(cuts)
+    assert features_BTF.shape[:2] == (len(cuts), max(frames_B)) and sum(frames_B) == reader.num_frames
     for cut in cuts:
         (segment,) = cut.supervisions
         np.testing.assert_array_equal(cut.load_features(), reader.raw(segment.id))
