@@ -56,7 +56,8 @@ def export(root: Path, system: str | None, out: Path) -> list[Path]:
     for subset in sets:
         folder = out / subset
         mark_own_dir(folder, COMMAND)
-        recordings, supervisions = read_recordings(root / "data", subset), read_supervisions(root / "data", subset)
+        recordings = read_recordings(root / "data", subset, allow_commands=True)  # no audio is read here
+        supervisions = read_supervisions(root / "data", subset)
         if folder_of_system and (folder_of_system / "ali" / f"{subset}.ark").is_file():
             supervisions = with_alignments(root, folder_of_system, subset, supervisions)
         recordings.to_file(folder / "recordings.jsonl.gz")
