@@ -34,6 +34,7 @@ from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from asr_am.network_export import export_network
+from asr_am.stages.app import job_cluster
 from asr_am.stages.layout import corpus_dir
 from asr_am.stages.option_checks import check_jobs, compose_job
 from asr_am.stages.overrides import configurations
@@ -95,8 +96,9 @@ class Recipe:
         """Makes the targets of a stage. Returns their directories."""
         cfg = self._config()  # anew for each stage: sizes follow the hours of speech, which stage data finds
         targets = import_module(f"asr_am.stages.{stage}").targets(cfg)
-        for target in targets:
-            target.run()
+        with job_cluster(cfg):
+            for target in targets:
+                target.run()
         return [target.out for target in targets]
 
 

@@ -12,8 +12,10 @@ import pytest
 import soundfile
 import torch
 
-from asr_am import network_export
+from asr_am import network_export, parallel
 from asr_am.api import Recipe
+from asr_am.dask_jobs import job_options
+from asr_am.dask_jobs.client import DaskJobs
 from asr_am.errors import InputError
 from asr_am.models.blstm import BlstmOptions
 from asr_am.models.model_file import save_model
@@ -79,6 +81,16 @@ def test_the_summary_is_that_of_the_model_when_others_are_trained_too(
     assert recipe.train() == {"number": 1}
     assert made == ["mine", "mine-mmi", "mine-conformer", "mine-conformer-final"]
     assert json.loads((recipe.folder / "train/mine-mmi/summary.json").read_text(encoding="utf-8")) == {"number": 2}
+
+
+def test_parallel_jobs_run_on_the_cluster_of_group_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters = []
+    monkeypatch.setattr(job_options, "find_spec", lambda module: True)  # the package is not needed to choose
+    monkeypatch.setattr(Target, "run", lambda target: clusters.append(parallel._cluster))
+    Recipe("corpus=minicts", f"exp={tmp_path}", "jobs=dask").prepare()
+    Recipe("corpus=minicts", f"exp={tmp_path}").prepare()
+    on_dask, here = clusters[: len(clusters) // 2], clusters[len(clusters) // 2 :]
+    assert all(isinstance(cluster, DaskJobs) for cluster in on_dask) and set(here) == {None}
 
 
 def test_options_are_checked_before_anything_is_made(tmp_path: Path) -> None:
