@@ -105,6 +105,23 @@ def test_an_archive_writes_nothing_outside_its_folder(corpus: Path, tmp_path: Pa
     assert not list(outside.iterdir())
 
 
+def test_a_damaged_archive_is_downloaded_again(corpus: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site/31"
+    site.mkdir(parents=True)
+    for part in ("train-clean-5", "dev-clean-2"):
+        with tarfile.open(site / f"{part}.tar.gz", "w:gz") as tar:
+            tar.add(corpus / "LibriSpeech" / part, f"LibriSpeech/{part}")
+    whole = (site / "train-clean-5.tar.gz").read_bytes()
+    with served(site.parent) as url:
+        for data in (b"no archive", whole[: len(whole) // 2]):
+            (site / "train-clean-5.tar.gz").write_bytes(data)
+            with pytest.raises(InputError, match=r"cannot be unpacked .*The archive is removed"):
+                prepare(tmp_path / "exp/data", data_dir=None, **SETS, **language(corpus), **OPTIONS | {"url": url})
+        (site / "train-clean-5.tar.gz").write_bytes(whole)
+        prepare(tmp_path / "exp/data", data_dir=None, **SETS, **language(corpus), **OPTIONS | {"url": url})
+    assert len(list(read_supervisions(tmp_path / "exp/data", "test"))) == 6
+
+
 class served:
     """Serves a folder over HTTP on this host."""
 
