@@ -34,6 +34,7 @@ from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError
 from asr_am.network_export import export_network
+from asr_am.stages.app import job_cluster
 from asr_am.stages.layout import corpus_dir
 from asr_am.stages.option_checks import check_jobs, compose_job
 from asr_am.stages.overrides import configurations
@@ -67,8 +68,12 @@ class Recipe:
         return self.folder
 
     def train(self) -> dict[str, Any]:
-        """Trains the network with `strategy` and `learners`. Returns its summary.json."""
-        (run,) = self._make("train")
+        """Trains the network with `strategy` and `learners`. Returns its summary.json.
+
+        Further networks (options `mmi`, `second` and `final`, which conf/sizes.yaml sets by the hours of speech) are
+        trained, too. Each has its own in `folder`/train/<run>/summary.json.
+        """
+        run, *_ = self._make("train")  # networks are in the order of training
         return dict(json.loads((run / "summary.json").read_text(encoding="utf-8")))
 
     def decode(self) -> list[Path]:
@@ -91,8 +96,9 @@ class Recipe:
         """Makes the targets of a stage. Returns their directories."""
         cfg = self._config()  # anew for each stage: sizes follow the hours of speech, which stage data finds
         targets = import_module(f"asr_am.stages.{stage}").targets(cfg)
-        for target in targets:
-            target.run()
+        with job_cluster(cfg):
+            for target in targets:
+                target.run()
         return [target.out for target in targets]
 
 

@@ -3,7 +3,8 @@
     DIR/<set>/recordings.jsonl.gz
     DIR/<set>/supervisions.jsonl.gz    with the system's alignments as `word` and `phone`, for sets that are aligned
     DIR/<set>/features_<kind>.jsonl.gz    MFCCs and log-mel energies in the archives of exp/<corpus>/features
-    DIR/<set>/cuts_<kind>.jsonl.gz        all of these together, for CutSet.from_file
+    DIR/<set>/cuts_<kind>.jsonl.gz        all of these together, for CutSet.from_file: a cut per utterance, which ends
+                                          with its last frame
 
 lhotse manifests of your own are training data with recipes/kaldi/run.sh --train.
 """
@@ -13,9 +14,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from lhotse import CutSet, Features, FeatureSet, SupervisionSet
+from lhotse import CutSet, Features, FeatureSet, MonoCut, RecordingSet, SupervisionSet
 from lhotse.supervision import AlignmentItem, SupervisionSegment
 
 from asr_am.data.kaldi_archive import read_scp
@@ -54,7 +56,8 @@ def export(root: Path, system: str | None, out: Path) -> list[Path]:
     for subset in sets:
         folder = out / subset
         mark_own_dir(folder, COMMAND)
-        recordings, supervisions = read_recordings(root / "data", subset), read_supervisions(root / "data", subset)
+        recordings = read_recordings(root / "data", subset, allow_commands=True)  # no audio is read here
+        supervisions = read_supervisions(root / "data", subset)
         if folder_of_system and (folder_of_system / "ali" / f"{subset}.ark").is_file():
             supervisions = with_alignments(root, folder_of_system, subset, supervisions)
         recordings.to_file(folder / "recordings.jsonl.gz")
@@ -63,8 +66,7 @@ def export(root: Path, system: str | None, out: Path) -> list[Path]:
             if (root / "features" / kind / f"{subset}.scp").is_file():
                 features = feature_set(root, kind, subset, supervisions, folder / f"features_{kind}.scp")
                 features.to_file(folder / f"features_{kind}.jsonl.gz")
-                cuts = CutSet.from_manifests(recordings, supervisions, features)
-                cuts.to_file(folder / f"cuts_{kind}.jsonl.gz")
+                cuts_of(recordings, supervisions, features).to_file(folder / f"cuts_{kind}.jsonl.gz")
         written.append(folder)
     return written
 
@@ -107,11 +109,28 @@ def feature_set(root: Path, kind: str, subset: str, supervisions: SupervisionSet
             Features(
                 type="kaldi-fbank" if kind == "logmel" else "kaldi-mfcc", num_frames=frames, num_features=size,
                 frame_shift=FRAME_SHIFT, sampling_rate=options.sampling_rate, start=segment.start,
-                duration=segment.duration, storage_type="kaldiio", storage_path=str(index.absolute()),
-                storage_key=utterance, recording_id=segment.recording_id, channels=channel_of(segment),
+                duration=round(frames * FRAME_SHIFT, 6),  # lhotse requires exactly num_frames * frame_shift
+                storage_type="kaldiio", storage_path=str(index.absolute()), storage_key=utterance,
+                recording_id=segment.recording_id, channels=channel_of(segment),
             )
         )  # fmt: skip
     return FeatureSet.from_features(features)
+
+
+def cuts_of(recordings: RecordingSet, supervisions: SupervisionSet, features: FeatureSet) -> CutSet:
+    """Returns a cut for the features of each utterance.
+
+    Supervisions end with their cut: lhotse refuses others in training, and CutSet.from_manifests leaves them out.
+    Alignments keep the times of the recording, as in any cut of lhotse's.
+    """
+    by_id = {segment.id: segment for segment in supervisions}
+    cuts = []
+    for found in features:
+        segment = by_id[found.storage_key]
+        inside = replace(segment, start=0.0, duration=min(segment.duration, found.duration))
+        place = found.start, found.duration, channel_of(segment)
+        cuts.append(MonoCut(segment.id, *place, [inside], found, recordings[segment.recording_id]))
+    return CutSet.from_cuts(cuts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

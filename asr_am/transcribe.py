@@ -8,8 +8,8 @@
 
 Reads any format, sampling rate and number of channels that soundfile reads. The two channels of a telephone call, A and
 B, are two speakers. What depends on the speaker (CMVN statistics, fMLLR, i-vector) is estimated from the whole channel.
-Two channels with about the same signal, and more than two channels, are averaged. Options say otherwise. A long
-recording is split where it is quietest.
+Two channels with about the same signal, and more than two channels, are averaged, two in opposite phase subtracted.
+Options say otherwise. A long recording is split where it is quietest.
 
 Shapes: N samples, C channels, T frames, D static features.
 """
@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 
 Channels = Literal["auto", "separate", "average"]
 SAMPLES = [np.dtype(name) for name in ("int16", "int32", "float16", "float32", "float64")]
-SAME_SIGNAL = 0.9  # correlation above which two channels are one speaker. A call with crosstalk of -12 dB has 0.47
+# Absolute correlation above which two channels are one speaker. A call with crosstalk of -12 dB has 0.47.
+SAME_SIGNAL = 0.9
 CANCELLATION = 1e-3  # an average of channels below this share of their peak is only rounding errors
 MIN_FRAMES = 9  # as in stage features: three phones of three states
 MAX_AMPLITUDE = 1e10  # full scale is 1; features of larger samples would overflow
@@ -95,7 +96,8 @@ class Transcriber:
             audio: a file, or samples [N] or [N, C], with full scale at 1 if they are floats.
             sampling_rate: of samples, in Hz. A file says its own.
             channels: separate: every channel is a speaker. average: the mean of all is one. auto: the two of a call are
-                separate, unless they have about the same signal, and others are averaged.
+                separate, unless they have about the same signal, and others are averaged. Of the same signal in
+                opposite phase, as in a balanced pair of wires, half the difference is taken.
 
         Raises:
             InputError: the recording cannot be used.
@@ -223,7 +225,8 @@ def split_at_pauses(static_TD: np.ndarray) -> Iterator[tuple[int, int]]:
 def read_audio(path: Path, sampling_rate: int, channels: Channels = "auto") -> list[np.ndarray]:
     """Reads an audio file of any format, resampled, on the 16-bit scale.
 
-    Returns samples [N] of every channel, or of the average of all, or (auto) of the two of a call and else the average.
+    Returns samples [N] of every channel, or of the average of all, or (auto) of the two of a call and else the average,
+    or half the difference of two in opposite phase.
 
     Raises:
         InputError: the file cannot be used.
@@ -273,9 +276,12 @@ def prepare_channels(
     if lowest == highest:
         raise InputError(f"{name}: every sample is {lowest:g}; record it again")
     two = blocks[0].shape[1] == 2
-    same = channels == "auto" and two and abs(correlation(blocks)) > SAME_SIGNAL
-    average = same or channels == "average" or (channels == "auto" and not two)
-    samples_NC = np.concatenate([block.mean(axis=1, keepdims=True) for block in blocks] if average else blocks)
+    alike = correlation(blocks) if channels == "auto" and two else 0.0
+    if alike < -SAME_SIGNAL:  # their mean would be the noise that is left
+        blocks[:] = [(block[:, :1] - block[:, 1:]) / 2 for block in blocks]
+    elif alike > SAME_SIGNAL or channels == "average" or (channels == "auto" and not two):
+        blocks[:] = [block.mean(axis=1, keepdims=True) for block in blocks]
+    samples_NC = np.concatenate(blocks)
     blocks.clear()
     if max(samples_NC.max(), -samples_NC.min()) < CANCELLATION * max(highest, -lowest):
         raise InputError(f"{name}: its channels cancel each other; transcribe them one by one (--separate)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,11 +12,14 @@ import pytest
 import soundfile
 import torch
 
-from asr_am import network_export
+from asr_am import network_export, parallel
 from asr_am.api import Recipe
+from asr_am.dask_jobs import job_options
+from asr_am.dask_jobs.client import DaskJobs
 from asr_am.errors import InputError
 from asr_am.models.blstm import BlstmOptions
 from asr_am.models.model_file import save_model
+from asr_am.stages.target import Target
 from tests.support.spoken_tones import RATE, Voice
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +62,35 @@ def test_a_folder_of_recordings_becomes_error_rates_and_textgrids(tmp_path: Path
     done = [path.stat().st_mtime_ns for path in sorted(folder.rglob(".done"))]
     recipe.prepare()  # everything is up to date
     assert done == [path.stat().st_mtime_ns for path in sorted(folder.rglob(".done"))]
+
+
+def test_the_summary_is_that_of_the_model_when_others_are_trained_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def run(target: Target) -> None:
+        made.append(target.out.name)
+        target.out.mkdir(parents=True)
+        (target.out / "summary.json").write_text(json.dumps({"number": len(made)}), encoding="utf-8")
+
+    monkeypatch.setattr(Target, "run", run)
+    recipe = Recipe(
+        "corpus=minicts", f"exp={tmp_path}", "run=mine", "mmi.train=true", "second.train=true", "final.train=true"
+    )
+    assert recipe.train() == {"number": 1}
+    assert made == ["mine", "mine-mmi", "mine-conformer", "mine-conformer-final"]
+    assert json.loads((recipe.folder / "train/mine-mmi/summary.json").read_text(encoding="utf-8")) == {"number": 2}
+
+
+def test_parallel_jobs_run_on_the_cluster_of_group_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters = []
+    monkeypatch.setattr(job_options, "find_spec", lambda module: True)  # the package is not needed to choose
+    monkeypatch.setattr(Target, "run", lambda target: clusters.append(parallel._cluster))
+    Recipe("corpus=minicts", f"exp={tmp_path}", "jobs=dask").prepare()
+    Recipe("corpus=minicts", f"exp={tmp_path}").prepare()
+    on_dask, here = clusters[: len(clusters) // 2], clusters[len(clusters) // 2 :]
+    assert all(isinstance(cluster, DaskJobs) for cluster in on_dask) and set(here) == {None}
 
 
 def test_options_are_checked_before_anything_is_made(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import kaldi_native_io
@@ -12,11 +13,13 @@ import kaldifst
 import kaldiio
 import numpy as np
 import pytest
-from lhotse import CutSet, RecordingSet, SupervisionSet
+from lhotse import CutSet, FeatureSet, RecordingSet, SupervisionSet, validate
+from lhotse.dataset.collation import collate_features
+from lhotse.dataset.speech_recognition import validate_for_asr
 from lhotse.kaldi import load_kaldi_data_dir
 
 from asr_am import kaldi_export, lhotse_export
-from asr_am.data.manifests import read_supervisions
+from asr_am.data.manifests import read_recordings, read_supervisions
 from asr_am.decode.decode_set import decode_sets
 from asr_am.decode.graph import read_hclg
 from asr_am.decode.kaldi_graph import import_graph
@@ -36,6 +39,7 @@ from local.kaldi.prepare import prepare
 from tests.support.decoding_corpus import OPTIONS, write_network, write_system
 from tests.support.kaldi_corpus import LEXICON, RATE, write_kaldi_dir
 from tests.support.kaldi_scp import load_scp
+from tests.support.manifest_corpus import write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +150,12 @@ def test_manifests_have_features_and_alignments(root: Path, tmp_path: Path, caps
     labels = np.concatenate([np.sort(np.arange(n) % 3) + 1 for n in np.diff(frames.offsets_U1)])  # a phone of 3 states
     write_alignments(folder / "ali", "train", frames, labels)
     assert lhotse_export.main(["--exp", str(root), "--system", "mono", "--out", str(tmp_path / "out")]) == 0
-    cuts = CutSet.from_file(tmp_path / "out/train/cuts_mfcc.jsonl.gz")
+    cuts = CutSet.from_file(tmp_path / "out/train/cuts_mfcc.jsonl.gz").to_eager()
     assert len(cuts) == len(reader.utterances)
+    validate_for_asr(cuts)
+    validate(FeatureSet.from_file(tmp_path / "out/train/features_mfcc.jsonl.gz"), read_data=True)
+    features_BTF, frames_B = collate_features(cuts)
+    assert features_BTF.shape[:2] == (len(cuts), max(frames_B)) and sum(frames_B) == reader.num_frames
     for cut in cuts:
         (segment,) = cut.supervisions
         np.testing.assert_array_equal(cut.load_features(), reader.raw(segment.id))
@@ -167,6 +175,17 @@ def test_manifests_have_features_and_alignments(root: Path, tmp_path: Path, caps
     assert lhotse_export.main(["--exp", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
     (root / "data/.key").write_text("0123456789abcdef\n{}\n", encoding="utf-8")
     assert lhotse_export.main(["--exp", str(root), "--out", str(root / "data")]) == 1
+
+
+def test_audio_of_commands_is_exported_without_running_them(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "exp/data")
+    recordings = read_recordings(data, "train")
+    for recording in recordings:
+        recording.sources[0] = replace(recording.sources[0], type="command", source="exit 1")
+    recordings.to_file(data / "train/recordings.jsonl.gz")
+    assert lhotse_export.main(["--exp", str(tmp_path / "exp"), "--out", str(tmp_path / "out")]) == 0
+    written = RecordingSet.from_file(tmp_path / "out/train/recordings.jsonl.gz")
+    assert {recording.sources[0].source for recording in written} == {"exit 1"}
 
 
 @pytest.mark.parametrize("form", ["folder", "cuts"])

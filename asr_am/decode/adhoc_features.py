@@ -19,10 +19,11 @@ from asr_am.data.kaldi_archive import write_archive
 from asr_am.data.textfile import write_lines
 from asr_am.decode.adapt import adapt_set, load_adaptation
 from asr_am.decode.loading import load_ivector_models
+from asr_am.errors import InputError
 from asr_am.features.adapted import BASE, MATRIX, load_projection, write_transforms
 from asr_am.features.cmvn_deltas import accumulate
 from asr_am.features.fusion import IVECTOR, base_of, streams_of
-from asr_am.features.ivector.extract_ivectors import speaker_ivectors
+from asr_am.features.ivector.extract_ivectors import OPTIONS, speaker_ivectors
 from asr_am.features.ivector.kaldi_ivectors import EXTRACTOR, write_online
 
 SET = SPEAKER = "recording"
@@ -51,7 +52,7 @@ def write_recording(
         The utterance ids of the segments.
 
     Raises:
-        InputError: `features_dir` lacks a file, or one is damaged.
+        InputError: `features_dir` lacks a file, or one is damaged, or its i-vectors are without an extractor.
     """
     names = [f"{SET}-{number:05d}" for number in range(len(segments))]
     for base, static_TD in static.items():
@@ -76,6 +77,11 @@ def write_recording(
             models = features_dir / name
             if (models / EXTRACTOR).is_dir():
                 write_online(models / EXTRACTOR, out, folder, {SET: 0})
+            elif not (models / OPTIONS).is_file():
+                raise InputError(
+                    f"{models}: its i-vectors were imported (align.ivectors), so a new recording has none; train with "
+                    "align.extractor instead, which extracts them by Kaldi's extractor"
+                )
             else:
                 speaker_ivectors(models, out, SET, folder, load_ivector_models(models))
     return names

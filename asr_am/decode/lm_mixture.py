@@ -53,13 +53,16 @@ class Perplexities:
 def fit_weight(
     mixtures: Mapping[str, LmMixture], data_dir: Path, lexicon: Sequence[str]
 ) -> tuple[dict[str, LmMixture], dict[str, Perplexities]]:
-    """Returns the mixtures for dev and test with the weight that is best on dev, and the perplexities of both sets."""
+    """Returns the mixtures for dev and test with the weight that is best on dev, and the perplexities of both sets.
+
+    Words that the n-gram LM lacks do not count, for neither LM.
+    """
     fitted, found = {}, {}
     weight = mixtures["dev"].weight
     for subset in ("dev", "test"):
         mixture = mixtures[subset]
         sentences = [words for _, words in read_transcripts(data_dir, subset)]
-        flags_N = counted(sentences, lexicon)
+        flags_N = counted(sentences, [word for word in lexicon if (word,) in mixture.arpa.logprobs[0]])
         lstm, ngram = mixture.logprobs(sentences)
         if subset == "dev":
             weight = best_weight(lstm, ngram, flags_N)

@@ -37,7 +37,7 @@ def targets(cfg: DictConfig) -> list[Target]:
         build_kaldi = partial(import_kaldi, paths, folders)
         return [Target(out, [*inputs[1:], *folders.values()], {"system": KALDI}, build_kaldi)]
     sets = list(cfg.corpus.get("aligned_sets", ALIGNED_SETS))
-    key = {**options, "aligned_sets": sets} | ({} if cfg.speed_perturb_gmms else {"copies": False})
+    key = {**on_cpu(options), "aligned_sets": sets} | ({} if cfg.speed_perturb_gmms else {"copies": False})
     made = [Target(out, inputs, key, partial(align, paths, options, sets, cfg.nj, cfg.speed_perturb_gmms))]
     if graph_lang(cfg) != paths.lang():
         probs, system = graph_lang(cfg), cfg.align.system
@@ -46,6 +46,12 @@ def targets(cfg: DictConfig) -> list[Target]:
         write = partial(write_alignments, paths, cfg.align.system)
         made.append(Target(paths.alignments, [*inputs[:2], out], {"system": cfg.align.system}, write))
     return made
+
+
+def on_cpu(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options with the default for every `device`, for a key: another device is no reason to run again."""
+    named = {name: "cpu" if name == "device" else value for name, value in options.items()}
+    return {name: on_cpu(value) if isinstance(value, Mapping) else value for name, value in named.items()}
 
 
 def graph_lang(cfg: DictConfig) -> Path:

@@ -121,10 +121,11 @@ def plan(cfg: DictConfig) -> tuple[list[Need], MachineSpeeds]:
             BASE_MEMORY + gaussians(cfg) * 80 * 8 * (2 * cfg.nj + 1), "GMMs",
         ),
     ]  # fmt: skip
-    if "fmllr" in columns:
-        ivectors = (train + evaluated) * PER_FRAME["ivector"] if "ivector" in columns else 0.0
-        seconds = (evaluated * PER_FRAME["adapt"] + ivectors) * slower
-        needs.append(need("speaker", seconds, (train + evaluated) / 300 * 4 * columns.get("ivector", 0), BASE_MEMORY))
+    adapted, ivectors = "sat" in cfg.align, "ivector" in columns  # as stage speaker decides
+    if adapted or ivectors:
+        seconds = evaluated * PER_FRAME["adapt"] * adapted + (train + evaluated) * PER_FRAME["ivector"] * ivectors
+        disk = (train + evaluated) / 300 * 4 * columns.get("ivector", 0)
+        needs.append(need("speaker", seconds * slower, disk, BASE_MEMORY))
     stored = sum(width for name, width in columns.items() if name != "ivector")
     size = 2 if cfg.egs.dtype == "float16" else 4
     examples = (train + evaluated / 2) * (size * stored + (2 if outputs < 1 << 15 else 4))

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from asr_am import disk
 from asr_am.errors import InputError
 from asr_am.options import build, choices
-from asr_am.stages.align import kaldi_extractor, kaldi_ivectors
+from asr_am.stages.align import kaldi_extractor, kaldi_ivectors, on_cpu
 from asr_am.stages.app import stage
 from asr_am.stages.decode import graph_targets
 from asr_am.stages.layout import Layout, layout
@@ -47,7 +47,7 @@ def targets(cfg: DictConfig) -> list[Target]:
         options = values(cfg.speaker) | {"sets": [name for name in cfg.corpus.sets if name != "train"]}
         build_fmllr = partial(adapt, paths, graph, dev_graph, options, cfg.nj)
         made += graph_targets(cfg, plan, lm)
-        made.append(Target(paths.features / "fmllr", inputs, options, build_fmllr, version=2))
+        made.append(Target(paths.features / "fmllr", inputs, on_cpu(options), build_fmllr, version=2))
     if "ivector" in cfg.features.name.split("+"):
         made.append(ivector_target(cfg))
     return made

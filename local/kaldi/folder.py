@@ -34,8 +34,9 @@ def write_kaldi_dir(folder: Path, out: Path, issues: IssueCounter) -> Path:
     rows: dict[str, tuple[Path, str]] = {}
     spoken: dict[str, str] = {}
     for audio in (path for path in found if path.suffix.lower() in AUDIO):
-        name = "-".join(re.sub(r"\s+", "_", part) for part in audio.relative_to(folder).with_suffix("").parts)
-        speaker = name.rpartition("-")[0] if audio.parent != folder else re.split("[-_]", name)[0] or name
+        parts = [re.sub(r"\s+", "_", part) for part in audio.relative_to(folder).with_suffix("").parts]
+        name = "-".join(parts)
+        speaker = "-".join(parts[:-1]) or re.split("[-_]", name)[0] or name
         utterance = name if name.startswith(speaker) else f"{speaker}-{name}"
         if utterance in rows:
             raise InputError(f"{audio}: has the same name as {rows[utterance][0]}; rename one of them")

@@ -15,6 +15,7 @@ from pathlib import Path
 from lhotse.recipes.librispeech import LIBRISPEECH, MINI_LIBRISPEECH
 from lhotse.utils import resumable_download
 
+from asr_am import disk
 from asr_am.data.download import download, unpack
 from asr_am.data.textfile import SIDECAR, numbered_lines, write_lines
 from asr_am.errors import InputError
@@ -117,9 +118,15 @@ def _download(folder: Path, parts: Sequence[str], url: str) -> Path:
             resumable_download(address, archive, force_download=False)
         except (OSError, HTTPException, ValueError) as error:
             raise InputError(f"{address}: cannot be downloaded ({error}); {REMEDY}") from error
-        unpack(archive, folder, REMEDY)
-        if not complete.parent.is_dir():
-            raise InputError(f"{archive}: does not hold LibriSpeech/{part}; {REMEDY}")
+        try:
+            unpack(archive, folder, REMEDY)
+            if not complete.parent.is_dir():
+                raise InputError(f"{archive}: does not hold LibriSpeech/{part}; {REMEDY}")
+        except InputError as error:
+            if getattr(error.__cause__, "errno", None) is not None:  # of the disk: the archive may be good
+                raise
+            disk.remove(archive)  # the next download would take it for complete
+            raise InputError(f"{error}. The archive is removed, so the same command downloads it again") from error
         complete.touch()
     return root
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,16 @@ from asr_am.decode.decode_set import decode_sets
 from asr_am.decode.dev_choice import DevChoice, read_reference
 from asr_am.decode.lattice import LmScale
 from asr_am.decode.lattice_rescore import LatticeOptions
-from asr_am.decode.lm_mixture import LmMixture
+from asr_am.decode.lm_mixture import LmMixture, fit_weight
 from asr_am.decode.lm_rescore import rescore, rescore_lattices
 from asr_am.decode.search import SearchOptions
 from asr_am.decode.shards import DecodeOptions
 from asr_am.decode.system import System
 from asr_am.errors import InputError
-from asr_am.lang.arpa import read_arpa, write_arpa
+from asr_am.lang.arpa import perplexity, read_arpa, write_arpa
 from asr_am.lang.lang_dir import Lang, vocabulary
 from asr_am.lang.ngram import estimate
+from asr_am.lang.transcripts import read_transcripts
 from asr_am.lang.units import make_units
 from asr_am.models.lm_file import load_lm, save_lm
 from asr_am.models.lstm_lm import LstmLm, LstmLmOptions
@@ -105,6 +107,16 @@ def test_dev_may_have_another_ngram_than_test(root: Path, tmp_path: Path) -> Non
     same, other = perplexities
     assert same["test"]["ngram"] == other["test"]["ngram"] and same["dev"]["ngram"] != other["dev"]["ngram"]
     assert same["dev"]["lstm"] == other["dev"]["lstm"]
+
+
+def test_words_that_the_ngram_lacks_do_not_count(root: Path) -> None:
+    arpa = estimate([["YES"], ["NO", "NO"]], {"YES", "NO"}, 1)  # without ONE and TWO
+    mixtures = {subset: replace(mixture(root, 0.5), arpa=arpa) for subset in ("dev", "test")}
+    fitted, found = fit_weight(mixtures, root / "data", ("YES", "NO", "ONE", "TWO"))
+    for subset in ("dev", "test"):
+        sentences = [words for _, words in read_transcripts(root / "data", subset)]
+        assert found[subset].ngram == pytest.approx(perplexity(arpa, sentences).perplexity)
+    assert fitted["dev"].weight == fitted["test"].weight
 
 
 def test_jobs_change_nothing(root: Path) -> None:

@@ -134,6 +134,15 @@ def test_the_corpus_is_downloaded(corpus: Path, tmp_path: Path) -> None:
             prepare(tmp_path / "third/data", data_dir=corpus / "repo", **given | {"lexicon_url": f"{url}/none"})
 
 
+def test_the_same_folder_can_be_prepared_again(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "none.txt").touch()
+    given = OPTIONS | {"data_dir": corpus / "repo", "start": "offset_ms"}
+    with pytest.raises(InputError, match=r"lexicon\.txt"):
+        prepare(tmp_path / "data", **given | {"lexicon": str(tmp_path / "none.txt")})
+    prepare(tmp_path / "data", **given | {"lexicon": str(corpus / "lexicon.txt")})
+    assert len(list(read_supervisions(tmp_path / "data", "test"))) > 5
+
+
 def test_what_is_missing_is_one_line(corpus: Path, tmp_path: Path) -> None:
     shutil.copytree(corpus / "repo", tmp_path / "repo")
     call = f"{3:016x}"

@@ -30,6 +30,16 @@ def test_what_has_no_partner_is_counted_and_stays_out_of_text(tmp_path: Path) ->
     assert issues.first["text without a recording beside it: not used"] == f"{tmp_path}/speech/README.txt"
 
 
+def test_the_speaker_is_the_subfolder_whatever_the_name_of_the_file(tmp_path: Path) -> None:
+    names = ("amy/2024-01-03", "amy/plain", "day 1/bob/2-b", "carl-2024-01")
+    lines, _ = written(tmp_path, *(f"{name}{suffix}" for name in names for suffix in (".wav", ".txt")))
+    speakers = dict(line.split() for line in lines["utt2spk"])
+    assert speakers == {
+        "amy-2024-01-03": "amy", "amy-plain": "amy", "day_1-bob-2-b": "day_1-bob", "carl-2024-01": "carl",
+    }  # fmt: skip
+    assert all(utterance.startswith(speaker) for utterance, speaker in speakers.items())
+
+
 def test_two_recordings_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has the same name as"):
         written(tmp_path, "amy-1.wav", "amy-1.flac", "amy-1.txt")

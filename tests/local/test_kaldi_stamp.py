@@ -53,6 +53,14 @@ def test_without_a_list_of_audio_the_preparation_tells(root: Path) -> None:
     assert key(root)
 
 
+def test_audio_after_a_set_without_a_list_counts(root: Path) -> None:
+    (root / "train/wav.scp").unlink()  # as of lhotse manifests
+    (root / "train/cuts.jsonl").touch()
+    first = key(root)
+    soundfile.write(root / "ark/wav.ark", noise(99), RATE, format="WAV")
+    assert key(root) != first
+
+
 def test_paths_begin_where_a_linked_list_lies(root: Path) -> None:
     (root / "lists").mkdir()
     (root / "train/wav.scp").rename(root / "lists/train.scp")

@@ -64,6 +64,14 @@ def test_parts_become_sets(corpus: Path, tmp_path: Path, below: str) -> None:
     assert Path(source.source).is_relative_to(corpus / "LibriSpeech")  # the audio stays in place
 
 
+def test_the_same_folder_can_be_prepared_again(corpus: Path, tmp_path: Path) -> None:
+    given = SETS | language(corpus) | OPTIONS
+    with pytest.raises(InputError, match=r"none\.txt"):
+        prepare(tmp_path / "data", data_dir=corpus, **given | {"lexicon": str(tmp_path / "none.txt")})
+    prepare(tmp_path / "data", data_dir=corpus, **given)
+    assert len(list(read_supervisions(tmp_path / "data", "test"))) == 6
+
+
 def test_parts_are_downloaded(corpus: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     for part in ("train-clean-5", "dev-clean-2"):
@@ -95,6 +103,23 @@ def test_an_archive_writes_nothing_outside_its_folder(corpus: Path, tmp_path: Pa
     with served(site.parent) as url, pytest.raises(InputError, match=refused):
         prepare(tmp_path / "exp/data", data_dir=None, **SETS, **language(corpus), **OPTIONS | {"url": url})
     assert not list(outside.iterdir())
+
+
+def test_a_damaged_archive_is_downloaded_again(corpus: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site/31"
+    site.mkdir(parents=True)
+    for part in ("train-clean-5", "dev-clean-2"):
+        with tarfile.open(site / f"{part}.tar.gz", "w:gz") as tar:
+            tar.add(corpus / "LibriSpeech" / part, f"LibriSpeech/{part}")
+    whole = (site / "train-clean-5.tar.gz").read_bytes()
+    with served(site.parent) as url:
+        for data in (b"no archive", whole[: len(whole) // 2]):
+            (site / "train-clean-5.tar.gz").write_bytes(data)
+            with pytest.raises(InputError, match=r"cannot be unpacked .*The archive is removed"):
+                prepare(tmp_path / "exp/data", data_dir=None, **SETS, **language(corpus), **OPTIONS | {"url": url})
+        (site / "train-clean-5.tar.gz").write_bytes(whole)
+        prepare(tmp_path / "exp/data", data_dir=None, **SETS, **language(corpus), **OPTIONS | {"url": url})
+    assert len(list(read_supervisions(tmp_path / "exp/data", "test"))) == 6
 
 
 class served:

@@ -111,6 +111,12 @@ def test_rt03_is_another_test_set(discs: Path, tmp_path: Path) -> None:
     assert " A " in (tmp_path / "data/test/ref.stm").read_text()
 
 
+def test_the_same_folder_can_be_prepared_again(discs: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        prepare(tmp_path / "data", **OPTIONS, **folders(discs))
+    assert len(list(read_supervisions(tmp_path / "data", "test"))) > 0
+
+
 @pytest.mark.parametrize("disc", DISCS, ids=lambda disc: disc.option)
 def test_a_missing_disc_is_one_line(discs: Path, tmp_path: Path, disc: object) -> None:
     def refused(given: dict[str, object]) -> str:

@@ -106,6 +106,17 @@ def test_needs_grow_with_the_speech(tmp_path: Path) -> None:
     assert "speaker" not in [need.stage for need in fewer] and fewer[2].core_hours < short[2].core_hours
 
 
+def test_the_plan_has_what_stage_speaker_makes(tmp_path: Path) -> None:
+    def cost(align: str, features: str) -> float:
+        cfg = config(tmp_path, "corpus=minicts", f"align={align}", "features=logmel", f"features.name={features}")
+        needs, known = plan.plan(cfg)  # another width of inputs is measured again
+        return known.features * sum(need.core_hours for need in needs if need.stage == "speaker")
+
+    adaptation, ivectors = cost("sat", "logmel"), cost("triphone", "ivector+logmel")
+    assert adaptation > 0 and ivectors > 0 and cost("triphone", "logmel") == 0
+    assert cost("sat", "ivector+logmel") == pytest.approx(adaptation + ivectors)
+
+
 def test_speeds_are_measured_again_for_another_network_or_processor(tmp_path: Path) -> None:
     path = tmp_path / "speeds-blstm.json"
     first = speeds.speeds(path, {"cells": 8, "layers": 1}, 5, 9, 21)

@@ -19,7 +19,9 @@ import pytest
 from asr_am import disk
 from asr_am.data.ownership import SIGNED, mark_own_dir
 from asr_am.errors import InputError
+from asr_am.stages import align, speaker
 from asr_am.stages.target import Target
+from tests.support.configurations import config
 
 
 def copy_of(source: Path) -> Callable[[Path], None]:
@@ -408,3 +410,15 @@ def test_a_copy_of_everything_is_up_to_date(tmp_path: Path, source: Path) -> Non
     assert not any(target.run() for target in chain(new, source))
     source.write_text("other words", encoding="utf-8")
     assert all(target.run() for target in chain(new, source))
+
+
+def test_devices_of_gmms_and_fmllr_cause_no_rerun() -> None:
+    def configs(*overrides: str) -> dict[Path, object]:
+        cfg = config("corpus=minicts", "align=sat", *overrides)
+        made = [*align.targets(cfg), *speaker.targets(cfg)]
+        assert not overrides or str(made).count("'device': 'cuda'") == 3, "they are used all the same"
+        return {target.out: target.config for target in made}
+
+    default = configs()
+    assert default == configs("align.lda_mllt.device=cuda", "speaker.fmllr.device=cuda")
+    assert str(default).count("'device': 'cpu'") == 3, "keys of finished outputs stay"
