@@ -49,7 +49,7 @@ from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.schedule import Schedule
 from asr_am.train.tracking import NoTracker
 from asr_am.train.train_options import TrainOptions
-from asr_am.train.trainable import Data, first_batch, running_statistics
+from asr_am.train.trainable import Data, as_numbers, first_batch, load_statistics, running_statistics, set_numbers
 from asr_am.train.trainer import Trainer
 from asr_am.train.user_batches import Batches, EpochOrder, ListData, LoaderData, OneBatch, make_data
 
@@ -87,7 +87,8 @@ def train_model(
     """Trains as one learner of a team. All learners call it with the same arguments but for `team`.
 
     Every batch of an epoch is computed by exactly one learner. All begin with the weights of learner 0, and end with
-    the consensus weights. Statistics of normalisation layers are averaged over the learners.
+    the consensus weights. Buffers, such as the statistics of normalisation layers, are averaged over the learners, and
+    those that are no floating-point numbers are taken from the first learner.
 
     Args:
         model: the model, on its device. It is trained in place, in training mode. Modules that are in evaluation mode
@@ -262,7 +263,7 @@ class ModelRun:
             self._plan = self.loader.plan(epoch)
         return self._plan
 
-    def validator(self, w: Tensor, statistics: Sequence[Tensor]) -> tuple[float, float]:
+    def validator(self, w: Tensor, statistics: Mapping[str, Tensor]) -> tuple[float, float]:
         """Returns the user's held-out loss of weights [N] and running statistics, and 0."""
         self._load_whole(w, statistics)
         assert self._validate is not None
@@ -274,7 +275,7 @@ class ModelRun:
         return float(loss), 0.0
 
     def save_best(
-        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
+        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Mapping[str, Tensor]
     ) -> None:
         """Saves weights and running statistics."""
         if self._has_files:
@@ -309,10 +310,9 @@ class ModelRun:
             module._parameters.update(parameters)
         FlatParams(self._model).w.copy_(self._whole_params.w)
 
-    def _load_whole(self, w: Tensor, statistics: Sequence[Tensor]) -> None:
+    def _load_whole(self, w: Tensor, statistics: Mapping[str, Tensor]) -> None:
         self._whole_params.w.copy_(w)
-        for own, given in zip(running_statistics(self._whole), statistics, strict=True):
-            own.copy_(given)
+        load_statistics(self._whole, statistics)
 
     def _summed_loss(self, model: nn.Module, batch: OneBatch) -> tuple[Tensor, float]:
         """Returns the loss summed over the examples of a batch, and their number."""
@@ -342,11 +342,10 @@ def _share_first_weights(model: nn.Module, team: Team) -> None:
     """Gives all learners parameters and buffers of learner 0. A restarted learner copies others' weights later."""
     if team.size == 1 or team.rejoins:
         return
-    tensors = list(itertools.chain(model.parameters(), model.buffers()))
-    own = torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
+    tensors = [tensor.detach() for tensor in itertools.chain(model.parameters(), model.buffers())]
+    own = torch.cat(numbers := [as_numbers(tensor) for tensor in tensors])
     rows = team.gather(own if team.rank == 0 else own[:0])
     if len(first := rows.get(0, own)) != len(own):  # learner 0 may have died, and `Trainer` compares the others
         raise InputError("train_model: the learners have different models")
-    with torch.no_grad():
-        for tensor, part in zip(tensors, first.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+    for tensor, part in zip(tensors, first.split([len(x) for x in numbers]), strict=True):
+        set_numbers(tensor, part)

@@ -149,7 +149,9 @@ def test_statistics_of_normalisation_layers_are_the_same_at_all(strategy: Callab
         torch.manual_seed(team.rank)
         model = Normalised()
         validate = lambda found: mean_error(found, held_out).item()  # type: ignore[arg-type] # noqa: E731
-        history = train_model(model, line(), mean_error, strategy, team, epochs=8, validate=validate, out=tmp_path)
+        history = train_model(
+            model, line(), mean_error, strategy, team, epochs=8, lr=0.02, validate=validate, out=tmp_path
+        )
         model.eval()
         assert mean_error(model, held_out).item() == pytest.approx(history[-1].heldout_loss, abs=1e-5)  # type: ignore[arg-type]
         return model.state_dict(), history
@@ -169,6 +171,82 @@ def test_without_a_validation_the_weights_of_the_best_epoch_are_kept(tmp_path: P
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert best["train_loss"] == min(epoch.train_loss for epoch in history) == history[-1].train_loss
     assert all(torch.equal(best["model"][name], value) for name, value in model.state_dict().items())
+
+
+class Buffered(nn.Module):
+    """Centres its inputs and outputs, has a spectral norm, and buffers of other kinds that change in training."""
+
+    mean_F: Tensor
+    seen: Tensor
+    level: Tensor
+    order_F: Tensor
+    cache_BF: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 8)), nn.Tanh())
+        self.out = nn.Linear(8, 1)
+        self.register_buffer("mean_F", torch.zeros(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("level", torch.zeros(1), persistent=False)
+        self.register_buffer("turn", torch.rand(3, dtype=torch.complex64))
+        self.register_buffer("order_F", torch.arange(1.0).expand(3))
+        self.register_buffer("cache_BF", torch.zeros(0), persistent=False)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        if self.training:
+            self.mean_F = 0.9 * self.mean_F + 0.1 * x_BF.mean(0)  # another tensor
+            self.seen += len(x_BF)
+            self.level.fill_(float(self.seen) / 100)
+        if len(self.cache_BF) < len(x_BF):
+            self.cache_BF = torch.zeros(len(x_BF), 3)
+        x_BF = x_BF - self.mean_F + self.order_F + self.cache_BF[: len(x_BF)]
+        return self.out(self.layers(x_BF)) + self.level  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("learners", "strategy"), [(1, Sync), (3, Sync), (2, Adpsgd)])
+def test_buffers_of_all_kinds_are_validated_saved_and_the_same_at_all(
+    learners: int, strategy: Callable[..., Any], tmp_path: Path
+) -> None:
+    held_out = line().tensors
+
+    def train(team: Team | None, out: Path, stops: bool) -> dict[str, Tensor]:
+        torch.manual_seed(team.rank if team else 0)
+        model, count = Buffered(), 0
+
+        def validate(model: nn.Module) -> float:
+            nonlocal count
+            if stops and (count := count + 1) == 2:
+                raise Interrupted
+            return mean_error(model, held_out).item()  # type: ignore[arg-type]
+
+        history = train_model(
+            model, batches_of(10), mean_error, strategy, team, epochs=3, lr=0.02, validate=validate, out=out,
+            checkpoint_every=3,
+        )  # fmt: skip
+        model.eval()
+        with torch.no_grad():
+            found = mean_error(model, held_out).item()  # type: ignore[arg-type]
+        assert found == pytest.approx(history[-1].heldout_loss, rel=1e-5)
+        found_buffers = {name: buffer for name, buffer in model.named_buffers() if name != "cache_BF"}
+        return {**model.state_dict(), **found_buffers}
+
+    def run(out: Path, stops: bool = False) -> dict[int, dict[str, Tensor]]:
+        if learners == 1:
+            return {0: train(None, out, stops)}
+        return simulate(partial(train, out=out, stops=stops), learners)
+
+    whole = run(tmp_path / "whole")
+    assert int(whole[0]["seen"]) > 0 and not whole[0]["mean_F"].equal(torch.zeros(3)) and whole[0]["turn"].is_complex()
+    with pytest.raises(Interrupted):
+        run(tmp_path / "parts", stops=True)
+    parts = run(tmp_path / "parts")
+    for found in [*whole.values(), *(parts.values() if strategy is Sync else [])]:
+        assert all(torch.equal(found[name], value) for name, value in whole[0].items())
+    best = torch.load(tmp_path / "whole/best.pt", weights_only=True)
+    if best["epoch"] == 3:
+        assert all(torch.equal(value, whole[0][name]) for name, value in best["model"].items())
+    assert int(best["model"]["seen"]) > 0
 
 
 class Words(nn.Module):
