@@ -25,6 +25,7 @@ import itertools
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ from torch import Tensor, nn
 from asr_am.data import ownership
 from asr_am.distributed.flat_params import BucketHook, FlatParams
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import SingleProcess, Team
 from asr_am.errors import InputError
@@ -117,6 +119,7 @@ def train_model(
     Raises:
         InputError: there are no batches, or an argument does not fit.
         LearnerLost: a learner died and the strategy cannot go on.
+        Preempted: `launch` has asked the learners to end (`signals`). With `out`, there is a checkpoint.
     """
     _check_arguments(strategy, epochs, lr, optimizer, out)
     team = team or SingleProcess()
@@ -129,8 +132,11 @@ def train_model(
     run = ModelRun(model, make_data(batches, batch_size, sizes, seed), loss, strategy, options, validate, out, team)
     trainer = Trainer(run, team)
     finished = trainer.checkpoints.on_disk and trainer.checkpoints.paths() and run.epochs_done() == epochs
+    started = "ASR_AM_LAUNCHER" in os.environ and team.clock == "wall"
+    signals = ("USR1",) if started else ()  # which `launch` sends to its learners
     try:
-        trainer.train()
+        with noting(signals):
+            trainer.train()
     finally:
         run.run_log.close()
     if finished and team.rank == 0:

@@ -363,6 +363,8 @@ class Trainer:
                     self._survivor.save()
                 raise
         if stops or len(record.segment) < len(segment):
+            if not self.checkpoints.on_disk:
+                raise Preempted("the run was asked to end, and keeps no checkpoints: the same command starts it anew")
             raise Preempted(f"{self.setup.out}: a checkpoint was written, and the same command continues from there")
 
     def _do_steps(self, gradients: GradientComputer, leases: Leases, begin: float) -> bool:

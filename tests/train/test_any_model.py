@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.ps_async import PsAsync
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import Team
-from asr_am.errors import InputError
+from asr_am.errors import InputError, Preempted
 from asr_am.parallax.strategy import Parallax
 from asr_am.train.any_model import Epoch, Loss
 
@@ -367,6 +368,52 @@ def test_restarts_by_torchrun_are_counted(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run/summary.json").read_text())["restarts"] == 2, "of both learners"
+
+
+def test_learners_that_launch_asks_to_end_save_a_checkpoint(tmp_path: Path) -> None:
+    program = PROGRAM.format(root=str(ROOT)).replace("team)", "team, loss=loss, out=sys.argv[2] + '/run')", 1)
+    asks = """
+import os, signal, time
+from asr_am.distributed.runtime.preemption import preempted
+from tests.train.test_any_model import squared_error
+count = 0
+def loss(model, batch):
+    global count
+    count += 1
+    if count == 5 and team.rank == 1:
+        os.kill(int(os.environ["ASR_AM_LAUNCHER"]), signal.SIGUSR2)
+    while count == 5 and team.rank == 1 and not preempted():
+        time.sleep(0.01)
+    return squared_error(model, batch)
+weights, history"""
+    (tmp_path / "program.py").write_text(program.replace("weights, history", asks, 1), encoding="utf-8")
+    with pytest.raises(Preempted, match="continues from the last checkpoint"):
+        launch(
+            [sys.executable, str(tmp_path / "program.py"), "sync", str(tmp_path)], 2, synchronous=True,
+            signals=["USR2"],
+        )  # fmt: skip
+    assert len(list((tmp_path / "run/checkpoints").glob("checkpoint-*[0-9]/run.pt"))) == 1
+    assert not (tmp_path / "run/summary.json").exists(), "in the first epoch"
+
+
+def test_a_run_that_is_asked_to_end_says_whether_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASR_AM_LAUNCHER", str(os.getppid()))
+    asked = False
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal asked
+        if not asked:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        asked = True
+        return mean_error(model, batch)
+
+    with pytest.raises(Preempted, match="keeps no checkpoints: the same command starts it anew"):
+        fit(Sync, loss=loss)
+    asked = False
+    with pytest.raises(Preempted, match="a checkpoint was written, and the same command continues"):
+        fit(Sync, loss=loss, out=tmp_path)
+    assert torch.equal(fit(Sync, loss=loss, out=tmp_path)[0], fit(Sync, loss=loss)[0])
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
 def test_the_program_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
