@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from asr_am.data import ownership
 from asr_am.distributed.flat_params import BucketHook, FlatParams
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.distributed.param_server.base import ParameterServerStrategy
 from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import SingleProcess, Team
@@ -99,7 +100,8 @@ def train_model(
             batches, which each epoch takes in this order. A sampler's order follows from `seed` and the epoch.
         loss: returns the mean loss of a batch over its examples, or the loss summed over its examples and their
             number. It must use the model it is given.
-        strategy: makes the strategy, e.g. its class or `partial(Bmuf, block_size=10)`.
+        strategy: makes the strategy, e.g. its class or `partial(Bmuf, block_size=10)`. Of the team of
+            `partial(PsSync, apart=True, servers=n)`, the last n ranks compute no batches.
         team: this learner's end of the team. None: a single learner in this process.
         epochs: number of passes over `batches`.
         lr: learning rate, or a function of the share of the training that is done, from 0 to 1.
@@ -257,6 +259,8 @@ class ModelRun:
         """Makes a learner of `team` and its strategy."""
         params = FlatParams(self._model)
         strategy = self._factory(params, Optimizer(params, self.options.optimizer), team)
+        if isinstance(strategy, ParameterServerStrategy):
+            self.learners = team.size - strategy.dedicated_servers
         strategy.attach(self._model, self._summed_loss, partial(first_batch, self, team.rank))
         device = params.w.device
         return AnyState(

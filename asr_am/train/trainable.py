@@ -110,6 +110,7 @@ class Trainable(Protocol):
         validation: what is measured on held-out data beside the loss: "frame error", where the model has a right class
             for each frame, "perplexity", or "" for nothing. None: there is no validation, and the best epoch is the
             one with the lowest training loss.
+        learners: number of ranks that compute gradients. Known when `learner` has returned.
         validator: returns held-out loss per frame and share of wrong frames (0 without "frame error") of weights [N]
             and running statistics by name (`running_statistics`).
     """

@@ -143,8 +143,8 @@ class Trainer:
 
     def __init__(self, setup: Trainable, team: Team) -> None:
         self.setup, self.options, self.team = setup, setup.options, team
-        self.run_log, self.learners = setup.run_log, setup.learners
         self.model_state, self.strategy = setup.learner(team)
+        self.run_log, self.learners = setup.run_log, setup.learners
         self._shared = tuple(running_statistics(self.model_state.model))  # names of what learners average
         self.checkpoints = setup.checkpoints(self.strategy.name)
         self.progress = TrainProgress().with_learners(self.learners)

@@ -25,6 +25,7 @@ from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import Team
 from asr_am.errors import InputError, Preempted
@@ -79,6 +80,23 @@ def test_learners_of_a_virtual_cluster_begin_and_end_with_the_same_weights(strat
     for weights, history in results.values():
         assert torch.equal(weights, results[0][0]) and history[-1].train_loss < 0.05 * history[0].train_loss
         assert torch.allclose(weights, TRUE, atol=0.1)
+
+
+@pytest.mark.parametrize("strategy", [PsSync, PsAsync])
+def test_dedicated_servers_compute_no_batches(strategy: Callable[..., Any], tmp_path: Path) -> None:
+    used: set[int] = set()
+
+    def learner(team: Team) -> Tensor:
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            used.add(team.rank)
+            return mean_error(model, batch)
+
+        return fit(partial(strategy, apart=True, servers=1), team, loss=loss, out=tmp_path, lr=0.02)[0]
+
+    results = simulate(learner, learners=3)
+    assert used == {0, 1} and all(torch.equal(results[rank], results[0]) for rank in range(3))
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["learners"] == 2 and summary["train_loss"][-1] < 0.2 * summary["train_loss"][0]
 
 
 def test_one_learner_takes_every_batch_in_turn() -> None:
