@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from asr_am.api import launch, simulate, train_model
+from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.optimizer import OptimizerOptions
+from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.dpsgd import Dpsgd
@@ -31,6 +33,7 @@ from asr_am.distributed.team import Team
 from asr_am.errors import InputError, Preempted
 from asr_am.parallax.strategy import Parallax
 from asr_am.train.any_model import Epoch, Loss
+from tests.support.toy_training import hardware
 
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = {"sync": Sync, "bmuf": partial(Bmuf, block_size=2), "adpsgd": Adpsgd, "ps_async": PsAsync}
@@ -511,6 +514,13 @@ def test_a_model_in_evaluation_mode_is_trained_in_training_mode() -> None:
             model.train()[1].eval()
         train_model(model, batches_of(), loss, Sync)
         assert modes.pop() == [True, True, not frozen]
+
+
+def test_faults_that_a_strategy_cannot_cope_with_are_named() -> None:
+    cluster = hardware(faults={"lost_share": 0.2})
+    workload = Workload("any", seconds_per_batch={"toy": 1.0})
+    with pytest.raises(InputError, match=r"lost_share=0\.2: dpsgd never resends messages"):
+        SimCluster(cluster, workload, 2, seed=0).run(partial(fit, Dpsgd))
 
 
 def test_mistakes_are_named() -> None:
