@@ -95,7 +95,7 @@ def train_model(
 
     Args:
         model: the model, on its device. It is trained in place, in training mode. Modules that are in evaluation mode
-            stay so, unless the model as a whole is.
+            stay so, unless the model as a whole is. Several learners need trained parameters of float32.
         batches: a `DataLoader`, a dataset to divide into shuffled batches of `batch_size` examples, or a list of
             batches, which each epoch takes in this order. A sampler's order follows from `seed` and the epoch.
         loss: returns the mean loss of a batch over its examples, or the loss summed over its examples and their
@@ -234,6 +234,8 @@ class ModelRun:
     ) -> None:  # fmt: skip
         if out is not None and not team.rejoins:
             ownership.check_own_dir(Path(out), "train_model")  # before any learner writes there
+        if team.size > 1:
+            _check_dtypes(model)
         _share_first_weights(model, team)
         self.loader, self.options, self.learners, self.provenance = data, options, team.size, dict[str, object]()
         self._model, self._loss, self._factory, self._validate = model, loss, strategy, validate
@@ -347,6 +349,16 @@ class ModelRun:
                 "examples of each batch"
             )
         return loss_sum, float(examples)
+
+
+def _check_dtypes(model: nn.Module) -> None:
+    """Raises InputError if learners, which exchange float32, would round trained parameters or refuse them."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            raise InputError(
+                f"train_model: parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, and learners "
+                "exchange float32; call model.float(), and use torch.autocast in the loss for arithmetic in bfloat16"
+            )
 
 
 def _share_first_weights(model: nn.Module, team: Team) -> None:

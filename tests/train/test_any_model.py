@@ -516,6 +516,20 @@ def test_a_model_in_evaluation_mode_is_trained_in_training_mode() -> None:
         assert modes.pop() == [True, True, not frozen]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_parameters_that_learners_would_round_are_named(dtype: torch.dtype) -> None:
+    def learner(team: Team | None) -> None:
+        model = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1)).to(dtype)
+        data = [(x_BF.to(dtype), y_B1.to(dtype)) for x_BF, y_B1 in batches_of(40)]
+        train_model(model, data, mean_error, Sync, team)
+        assert model[1].weight.dtype is dtype
+
+    learner(None)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(InputError, match=rf"parameter 1\.weight is {name}, and .* call model\.float\(\)"):
+        simulate(learner, learners=2)
+
+
 def test_faults_that_a_strategy_cannot_cope_with_are_named() -> None:
     cluster = hardware(faults={"lost_share": 0.2})
     workload = Workload("any", seconds_per_batch={"toy": 1.0})
