@@ -97,7 +97,10 @@ def train_model(
         model: the model, on its device. It is trained in place, in training mode. Modules that are in evaluation mode
             stay so, unless the model as a whole is. Several learners need trained parameters of float32.
         batches: a `DataLoader`, a dataset to divide into shuffled batches of `batch_size` examples, or a list of
-            batches, which each epoch takes in this order. A sampler's order follows from `seed` and the epoch.
+            batches, which each epoch takes in this order. A sampler's order follows from `seed` and the epoch. Workers
+            and page-locked memory of a `DataLoader` are for synchronous strategies of real processes. Learners assemble
+            a batch themselves, after they have leased it, under `adpsgd`, `ps_async`, `ps_sync` and `psp`, and on a
+            virtual cluster.
         loss: returns the mean loss of a batch over its examples, or the loss summed over its examples and their
             number. It must use the model it is given.
         strategy: makes the strategy, e.g. its class or `partial(Bmuf, block_size=10)`. Of the team of
