@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 import torch
 from torch import Tensor
 
+from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.leases import LearnerLost as LearnerLost
 from asr_am.distributed.leases import Leases, RoundRobinLeases, Segment
 from asr_am.errors import InputError
@@ -238,6 +239,11 @@ class Team(Group, Protocol):
         """True if `Work.wait` returns after the collective, and raises LearnerLost if that cannot complete. False: a
         CUDA stream waits in its place (NCCL), and may go on with half a sum until the loss is noticed.
         """
+        ...
+
+    @property
+    def faults(self) -> Faults:
+        """The faults that are injected or modelled, which the strategy must cope with (`Strategy.check`)."""
         ...
 
     @property
@@ -490,6 +496,7 @@ class SingleProcess:
     hosts = (0,)
     clock: Literal["wall", "virtual"] = "wall"
     waits_on_host = True
+    faults = Faults()
 
     def __init__(self) -> None:
         self.comm_stats = CommStats()

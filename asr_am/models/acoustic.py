@@ -86,6 +86,7 @@ class AcousticModel(nn.Module):
         subsampling: Frames per output, n.
         cuda_graph: Whether a GPU may compute gradients by a CUDA graph: nothing waits for the GPU, and `lengths_B` may
             be on it.
+        fixed_buffers: Names of buffers that training does not change.
         options: Options that have made the model.
         inputs: Dimension of the features, F.
         outputs: Number of pdfs, P.
@@ -97,6 +98,7 @@ class AcousticModel(nn.Module):
 
     subsampling = 1
     cuda_graph = False
+    fixed_buffers = frozenset({"mean_F", "scale_F"})
     options: ModelOptions
     mean_F: Tensor
     scale_F: Tensor

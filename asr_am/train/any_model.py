@@ -25,6 +25,7 @@ import itertools
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -39,6 +40,8 @@ from torch import Tensor, nn
 from asr_am.data import ownership
 from asr_am.distributed.flat_params import BucketHook, FlatParams
 from asr_am.distributed.optimizer import Optimizer, OptimizerOptions
+from asr_am.distributed.param_server.base import ParameterServerStrategy
+from asr_am.distributed.runtime.preemption import noting
 from asr_am.distributed.strategy import Strategy
 from asr_am.distributed.team import SingleProcess, Team
 from asr_am.errors import InputError
@@ -49,7 +52,7 @@ from asr_am.train.run_log import RunLog, TrainingBar
 from asr_am.train.schedule import Schedule
 from asr_am.train.tracking import NoTracker
 from asr_am.train.train_options import TrainOptions
-from asr_am.train.trainable import Data, first_batch, running_statistics
+from asr_am.train.trainable import Data, as_numbers, first_batch, load_statistics, running_statistics, set_numbers
 from asr_am.train.trainer import Trainer
 from asr_am.train.user_batches import Batches, EpochOrder, ListData, LoaderData, OneBatch, make_data
 
@@ -87,16 +90,21 @@ def train_model(
     """Trains as one learner of a team. All learners call it with the same arguments but for `team`.
 
     Every batch of an epoch is computed by exactly one learner. All begin with the weights of learner 0, and end with
-    the consensus weights. Statistics of normalisation layers are averaged over the learners.
+    the consensus weights. Buffers, such as the statistics of normalisation layers, are averaged over the learners, and
+    those that are no floating-point numbers are taken from the first learner.
 
     Args:
         model: the model, on its device. It is trained in place, in training mode. Modules that are in evaluation mode
-            stay so, unless the model as a whole is.
+            stay so, unless the model as a whole is. Several learners need trained parameters of float32.
         batches: a `DataLoader`, a dataset to divide into shuffled batches of `batch_size` examples, or a list of
-            batches, which each epoch takes in this order. A sampler's order follows from `seed` and the epoch.
+            batches, which each epoch takes in this order. A sampler's order follows from `seed` and the epoch. Workers
+            and page-locked memory of a `DataLoader` are for synchronous strategies of real processes. Learners assemble
+            a batch themselves, after they have leased it, under `adpsgd`, `ps_async`, `ps_sync` and `psp`, and on a
+            virtual cluster.
         loss: returns the mean loss of a batch over its examples, or the loss summed over its examples and their
             number. It must use the model it is given.
-        strategy: makes the strategy, e.g. its class or `partial(Bmuf, block_size=10)`.
+        strategy: makes the strategy, e.g. its class or `partial(Bmuf, block_size=10)`. Of the team of
+            `partial(PsSync, apart=True, servers=n)`, the last n ranks compute no batches.
         team: this learner's end of the team. None: a single learner in this process.
         epochs: number of passes over `batches`.
         lr: learning rate, or a function of the share of the training that is done, from 0 to 1.
@@ -116,6 +124,7 @@ def train_model(
     Raises:
         InputError: there are no batches, or an argument does not fit.
         LearnerLost: a learner died and the strategy cannot go on.
+        Preempted: `launch` has asked the learners to end (`signals`). With `out`, there is a checkpoint.
     """
     _check_arguments(strategy, epochs, lr, optimizer, out)
     team = team or SingleProcess()
@@ -128,8 +137,12 @@ def train_model(
     run = ModelRun(model, make_data(batches, batch_size, sizes, seed), loss, strategy, options, validate, out, team)
     trainer = Trainer(run, team)
     finished = trainer.checkpoints.on_disk and trainer.checkpoints.paths() and run.epochs_done() == epochs
+    started = "ASR_AM_LAUNCHER" in os.environ and team.clock == "wall"
+    signals = ("USR1",) if started else ()  # which `launch` sends to its learners
     try:
-        trainer.train()
+        trainer.strategy.check(team.faults)
+        with noting(signals):
+            trainer.train()
     finally:
         run.run_log.close()
     if finished and team.rank == 0:
@@ -224,6 +237,8 @@ class ModelRun:
     ) -> None:  # fmt: skip
         if out is not None and not team.rejoins:
             ownership.check_own_dir(Path(out), "train_model")  # before any learner writes there
+        if team.size > 1:
+            _check_dtypes(model)
         _share_first_weights(model, team)
         self.loader, self.options, self.learners, self.provenance = data, options, team.size, dict[str, object]()
         self._model, self._loss, self._factory, self._validate = model, loss, strategy, validate
@@ -250,6 +265,8 @@ class ModelRun:
         """Makes a learner of `team` and its strategy."""
         params = FlatParams(self._model)
         strategy = self._factory(params, Optimizer(params, self.options.optimizer), team)
+        if isinstance(strategy, ParameterServerStrategy):
+            self.learners = team.size - strategy.dedicated_servers
         strategy.attach(self._model, self._summed_loss, partial(first_batch, self, team.rank))
         device = params.w.device
         return AnyState(
@@ -262,7 +279,7 @@ class ModelRun:
             self._plan = self.loader.plan(epoch)
         return self._plan
 
-    def validator(self, w: Tensor, statistics: Sequence[Tensor]) -> tuple[float, float]:
+    def validator(self, w: Tensor, statistics: Mapping[str, Tensor]) -> tuple[float, float]:
         """Returns the user's held-out loss of weights [N] and running statistics, and 0."""
         self._load_whole(w, statistics)
         assert self._validate is not None
@@ -274,7 +291,7 @@ class ModelRun:
         return float(loss), 0.0
 
     def save_best(
-        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
+        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Mapping[str, Tensor]
     ) -> None:
         """Saves weights and running statistics."""
         if self._has_files:
@@ -309,10 +326,9 @@ class ModelRun:
             module._parameters.update(parameters)
         FlatParams(self._model).w.copy_(self._whole_params.w)
 
-    def _load_whole(self, w: Tensor, statistics: Sequence[Tensor]) -> None:
+    def _load_whole(self, w: Tensor, statistics: Mapping[str, Tensor]) -> None:
         self._whole_params.w.copy_(w)
-        for own, given in zip(running_statistics(self._whole), statistics, strict=True):
-            own.copy_(given)
+        load_statistics(self._whole, statistics)
 
     def _summed_loss(self, model: nn.Module, batch: OneBatch) -> tuple[Tensor, float]:
         """Returns the loss summed over the examples of a batch, and their number."""
@@ -338,15 +354,24 @@ class ModelRun:
         return loss_sum, float(examples)
 
 
+def _check_dtypes(model: nn.Module) -> None:
+    """Raises InputError if learners, which exchange float32, would round trained parameters or refuse them."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            raise InputError(
+                f"train_model: parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, and learners "
+                "exchange float32; call model.float(), and use torch.autocast in the loss for arithmetic in bfloat16"
+            )
+
+
 def _share_first_weights(model: nn.Module, team: Team) -> None:
     """Gives all learners parameters and buffers of learner 0. A restarted learner copies others' weights later."""
     if team.size == 1 or team.rejoins:
         return
-    tensors = list(itertools.chain(model.parameters(), model.buffers()))
-    own = torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
+    tensors = [tensor.detach() for tensor in itertools.chain(model.parameters(), model.buffers())]
+    own = torch.cat(numbers := [as_numbers(tensor) for tensor in tensors])
     rows = team.gather(own if team.rank == 0 else own[:0])
     if len(first := rows.get(0, own)) != len(own):  # learner 0 may have died, and `Trainer` compares the others
         raise InputError("train_model: the learners have different models")
-    with torch.no_grad():
-        for tensor, part in zip(tensors, first.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+    for tensor, part in zip(tensors, first.split([len(x) for x in numbers]), strict=True):
+        set_numbers(tensor, part)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ from asr_am.train.frame_loss import batch_loss
 from asr_am.train.schedule import Schedule
 from asr_am.train.train_options import TrainOptions
 from asr_am.train.trainable import Batch as AnyBatch
-from asr_am.train.trainable import LearnerState, Plan, running_statistics
+from asr_am.train.trainable import LearnerState, Plan, load_statistics, running_statistics
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class ModelState:
             self.makes_graph = False
             on_gpu = [x.to(self.device) for x in inputs]
             try:
-                self.graph = GraphedGradient(self._gradient, on_gpu, running_statistics(self.model))
+                self.graph = GraphedGradient(self._gradient, on_gpu, [*running_statistics(self.model).values()])
             except RuntimeError as error:
                 reason = str(error).split("\n")[0]
                 log.info("no CUDA graph of this training (%s): its kernels are launched one by one", reason)
@@ -198,14 +198,13 @@ class Validator:
         self._loader, self._options, self._device, self._loss = loader, options, device, loss
 
     @torch.no_grad()
-    def load(self, w: Tensor, statistics: Sequence[Tensor] = ()) -> None:
+    def load(self, w: Tensor, statistics: Mapping[str, Tensor] | None = None) -> None:
         """Gives the copy weights [N] and running statistics."""
         self._params.w.copy_(w)
-        for own, given in zip(running_statistics(self.model), statistics, strict=True):
-            own.copy_(given)
+        load_statistics(self.model, statistics or {})
 
     @torch.no_grad()
-    def __call__(self, w: Tensor, statistics: Sequence[Tensor] = ()) -> tuple[float, float]:
+    def __call__(self, w: Tensor, statistics: Mapping[str, Tensor] | None = None) -> tuple[float, float]:
         """Returns the mean loss per frame and the share of wrong frames.
 
         Args:

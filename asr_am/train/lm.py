@@ -233,7 +233,7 @@ class LmRun:
         return LmValidator(self.model(), self.units, self.dev)
 
     def save_best(
-        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
+        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Mapping[str, Tensor]
     ) -> None:
         """Saves the model with these weights. It has no running statistics."""
         self.validator.load(weights_N)
@@ -259,7 +259,7 @@ class LmValidator:
         """Gives the copy the weights `w` [N]."""
         self._params.w.copy_(w)
 
-    def __call__(self, w: Tensor, statistics: Sequence[Tensor] = ()) -> tuple[float, float]:
+    def __call__(self, w: Tensor, statistics: Mapping[str, Tensor] | None = None) -> tuple[float, float]:
         """Returns the logarithm under the weights `w` [N], and 0. The model has no running statistics."""
         self.load(w)
         return math.log(self._dev.perplexity(self.model, self._units)), 0.0

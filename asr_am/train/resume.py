@@ -7,7 +7,7 @@ checkpoints are made after whole rounds, so the examples that are done are the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -22,14 +22,14 @@ class LearnerPart(NamedTuple):
 
     Attributes:
         strategy: state of its strategy.
-        statistics: running statistics of its model.
+        statistics: running statistics of its model, by name.
         counted: the parts whose counts it continues: its own, and those of former learners whose place it takes.
         rng: state of torch's generator. None: it keeps its own.
         threads: threads of arithmetic of the learner that saved the part. None: there was none.
     """
 
     strategy: dict[str, Any]
-    statistics: Sequence[Tensor]
+    statistics: Mapping[str, Tensor]
     counted: list[dict[str, Any]]
     rng: Tensor | None
     threads: int | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cached_property, partial
 from pathlib import Path
@@ -202,7 +202,7 @@ class RunSetup:
         return Validator(self.model(), loader, self.options, self.device, self._path_loss or batch_loss)
 
     def save_best(
-        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
+        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Mapping[str, Tensor]
     ) -> None:
         """Saves the model with these weights and running statistics."""
         self.validator.load(weights_N, statistics)

@@ -25,7 +25,6 @@ from dataclasses import astuple
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from asr_am.distributed.leases import (
@@ -37,7 +36,7 @@ from asr_am.distributed.leases import (
     SegmentRecord,
     completions_of,
 )
-from asr_am.distributed.strategy import REPLICA, Strategy
+from asr_am.distributed.strategy import REPLICA, Strategy, mean_state
 from asr_am.distributed.team import CommStats, Team
 from asr_am.errors import InputError
 from asr_am.train.checkpoint import Checkpoints
@@ -210,14 +209,9 @@ class Survivors(NamedTuple):
         scale = batches / max(known, 1.0)
         return LossSums(loss * scale, correct * scale, frames * scale, batches)
 
-    def statistics(self) -> list[Tensor]:
+    def statistics(self) -> dict[str, Tensor]:
         """Returns the means of their models' running statistics."""
-        by_rank = (saved["part"]["statistics"] for saved in self.saved.values())
-        means = []
-        for alike in zip(*by_rank, strict=True):
-            mean = torch.stack([x.double() for x in alike]).mean(0)
-            means.append((mean if alike[0].is_floating_point() else mean.round()).to(alike[0]))
-        return means
+        return dict(mean_state([dict(saved["part"]["statistics"]) for saved in self.saved.values()]))
 
     def parts(self, strategy: Strategy, former: Mapping[int, Part]) -> Iterator[tuple[int, Part]]:
         """Yields rank and part of each learner for a checkpoint after the steps.

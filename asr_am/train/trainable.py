@@ -9,7 +9,7 @@ A batch is counted in frames: frames of speech, or units of a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,8 +110,9 @@ class Trainable(Protocol):
         validation: what is measured on held-out data beside the loss: "frame error", where the model has a right class
             for each frame, "perplexity", or "" for nothing. None: there is no validation, and the best epoch is the
             one with the lowest training loss.
+        learners: number of ranks that compute gradients. Known when `learner` has returned.
         validator: returns held-out loss per frame and share of wrong frames (0 without "frame error") of weights [N]
-            and running statistics (`running_statistics`).
+            and running statistics by name (`running_statistics`).
     """
 
     unit: str
@@ -128,7 +129,7 @@ class Trainable(Protocol):
     @property
     def loader(self) -> Data: ...
     @property
-    def validator(self) -> Callable[[Tensor, Sequence[Tensor]], tuple[float, float]]: ...
+    def validator(self) -> Callable[[Tensor, Mapping[str, Tensor]], tuple[float, float]]: ...
 
     def learner(self, team: Team) -> tuple[LearnerState, Strategy]:
         """Makes a learner of `team` and its strategy. All learners call it."""
@@ -139,7 +140,7 @@ class Trainable(Protocol):
         ...
 
     def save_best(
-        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Sequence[Tensor]
+        self, path: Path, record: Mapping[str, float], weights_N: Tensor, statistics: Mapping[str, Tensor]
     ) -> None:
         """Saves the model with these weights and running statistics, with the record of its epoch."""
         ...
@@ -159,13 +160,39 @@ class ForkedRun(Trainable, Protocol):
         ...
 
 
-def running_statistics(model: nn.Module) -> list[Tensor]:
-    """Returns the statistics that normalisation layers gather in training. They are no parameters, so no strategy sees
-    them: learners average them when they are drained.
+def running_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the buffers by name, such as the statistics that normalisation layers gather in training. They are no
+    parameters, so no strategy sees them: learners average them when they are drained. `fixed_buffers` are left out.
     """
-    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
-    buffers = [(layer.running_mean, layer.running_var, layer.num_batches_tracked) for layer in layers]
-    return [buffer for group in buffers for buffer in group if buffer is not None]
+    fixed = getattr(model, "fixed_buffers", ())
+    return {name: buffer.detach() for name, buffer in model.named_buffers() if name not in fixed}
+
+
+@torch.no_grad()
+def load_statistics(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
+    """Gives a model running statistics of another copy, which may have replaced some by others of another shape."""
+    for name, given in statistics.items():
+        module, _, key = name.rpartition(".")
+        buffers = model.get_submodule(module)._buffers
+        own = buffers.get(key)
+        if own is None or own.shape != given.shape:
+            target = own if own is not None else next(model.parameters(), given)
+            buffers[key] = given.to(target.device, copy=True)
+        elif not torch.equal(own, given.to(own)):  # constants may be expanded: they cannot be written to
+            own.copy_(given)
+
+
+def as_numbers(statistic: Tensor) -> Tensor:
+    """Returns the elements as float64 on the CPU, the parts of complex ones one after the other."""
+    real = torch.view_as_real(statistic) if statistic.is_complex() else statistic
+    return real.reshape(-1).double().cpu()
+
+
+def set_numbers(statistic: Tensor, numbers: Tensor) -> None:
+    """Sets the elements to those that `as_numbers` has returned."""
+    real = torch.view_as_real(statistic) if statistic.is_complex() else statistic
+    if not torch.equal(real, values := numbers.view(real.shape).to(real)):  # as above
+        real.copy_(values)
 
 
 def first_batch(run: Trainable, rank: int) -> Batch | None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -62,7 +63,14 @@ from asr_am.train.step_reports import StepReports, require_finite
 from asr_am.train.survivors import Survivor, Survivors
 from asr_am.train.tracking import Tracker
 from asr_am.train.train_options import TrainOptions, cores
-from asr_am.train.trainable import Plan, Trainable, running_statistics
+from asr_am.train.trainable import (
+    Plan,
+    Trainable,
+    as_numbers,
+    load_statistics,
+    running_statistics,
+    set_numbers,
+)
 
 log = logging.getLogger(__name__)
 CHECK_SECONDS = 1.0  # between two times that a synchronous team asks whether one of it is to end
@@ -135,9 +143,9 @@ class Trainer:
 
     def __init__(self, setup: Trainable, team: Team) -> None:
         self.setup, self.options, self.team = setup, setup.options, team
-        self.run_log, self.learners = setup.run_log, setup.learners
         self.model_state, self.strategy = setup.learner(team)
-        self._statistics = running_statistics(self.model_state.model)
+        self.run_log, self.learners = setup.run_log, setup.learners
+        self._shared = tuple(running_statistics(self.model_state.model))  # names of what learners average
         self.checkpoints = setup.checkpoints(self.strategy.name)
         self.progress = TrainProgress().with_learners(self.learners)
         self.leadership = Leadership(team, self.checkpoints.terms, self._take_over)
@@ -245,7 +253,7 @@ class Trainer:
             self.checkpoints.save_learner(progress.updates, rank, part)
         self._open_log(self.run_log.metrics_bytes(kept, progress.updates))
         if end == len(plan):
-            self._set_statistics(survivors.statistics())
+            load_statistics(self.model_state.model, survivors.statistics())
             model = self.strategy.model_of([part["strategy"] for _, part in sorted(parts.items())])
             metrics = metrics_of_parts(parts, self.team.restarts)
             loss, error = self._validate(model, metrics)
@@ -307,8 +315,7 @@ class Trainer:
             load = self.checkpoints.load_learner
             self.strategy.load_moved(lambda: (load(rank)["strategy"] for rank in state["members"]))
             self.strategy.load_counts([counted["strategy"] for counted in part.counted])
-            for statistic, saved in zip(self._statistics, part.statistics, strict=True):
-                statistic.copy_(saved)
+            load_statistics(self.model_state.model, dict(part.statistics))
             if part.counted and not self.team.rejoins:
                 load_comm_stats(self.team.comm_stats, [counted["usage"] for counted in part.counted])
             if part.rng is not None and not self.team.rejoins:
@@ -356,6 +363,8 @@ class Trainer:
                     self._survivor.save()
                 raise
         if stops or len(record.segment) < len(segment):
+            if not self.checkpoints.on_disk:
+                raise Preempted("the run was asked to end, and keeps no checkpoints: the same command starts it anew")
             raise Preempted(f"{self.setup.out}: a checkpoint was written, and the same command continues from there")
 
     def _do_steps(self, gradients: GradientComputer, leases: Leases, begin: float) -> bool:
@@ -458,17 +467,35 @@ class Trainer:
         progress.totals = list(astuple(totals))
 
     def _average_statistics(self) -> None:
-        """Gives all learners the mean of their running statistics."""
-        if not self._statistics:
-            return
-        own = torch.cat([statistic.reshape(-1).double().cpu() for statistic in self._statistics])
-        rows = self.team.gather(own if self.team.rank < self.learners else own[:0])
-        mean = torch.stack([row for row in rows.values() if len(row)]).mean(0)
-        self._set_statistics(mean.split([statistic.numel() for statistic in self._statistics]))
+        """Gives all learners the mean of their running statistics, or the first one's if they are no real numbers.
 
-    def _set_statistics(self, mean: Sequence[Tensor]) -> None:
-        for statistic, part in zip(self._statistics, mean, strict=True):
-            statistic.copy_((part if statistic.is_floating_point() else part.round()).view_as(statistic))
+        Only those that differ travel: tables and masks may be large.
+        """
+        if self.team.size == 1 or not self._shared:
+            return
+        own = self._statistics
+        numbers = [as_numbers(own.get(name, torch.zeros(0))) for name in self._shared]
+        marks_K2 = torch.tensor([[len(x), zlib.crc32(x.numpy().tobytes())] for x in numbers], dtype=torch.float64)
+        marks_LK2 = torch.stack([row.view(-1, 2) for row in self._gather_learners(marks_K2.flatten())])
+        fits, equal = (marks_LK2 == marks_LK2[0]).all(0).unbind(1)  # caches may have another shape at each learner
+        if not (differ := (fits & ~equal).nonzero().flatten().tolist()):
+            return
+        rows = self._gather_learners(torch.cat([numbers[k] for k in differ]))
+        parts = zip(*(row.split(marks_LK2[0, differ, 0].long().tolist()) for row in rows), strict=True)
+        for k, alike in zip(differ, parts, strict=True):
+            statistic = own.get(self._shared[k])
+            if statistic is not None and len(numbers[k]) == len(alike[0]):  # else this rank only serves parameters
+                real = statistic.is_floating_point() or statistic.is_complex()
+                set_numbers(statistic, torch.stack(alike).mean(0) if real else alike[0])
+
+    def _gather_learners(self, values: Tensor) -> list[Tensor]:
+        """Returns the values of all learners. A rank that only serves parameters has none."""
+        rows = self.team.gather(values if self.team.rank < self.learners else values[:0])
+        return [rows[rank] for rank in sorted(rows) if rank < self.learners]
+
+    @property
+    def _statistics(self) -> dict[str, Tensor]:
+        return running_statistics(self.model_state.model)  # a model may replace its buffers
 
     # end of an epoch
 

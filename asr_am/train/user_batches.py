@@ -97,7 +97,10 @@ class ListData:
 
 
 class LoaderData:
-    """The batches of a `DataLoader` (`trainable.Data`), in an order that follows from seed and epoch alone."""
+    """The batches of a `DataLoader` (`trainable.Data`), in an order that follows from seed and epoch alone.
+
+    Its workers assemble batches that are known in advance (`batches`), not single ones (`batch`).
+    """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,16 +20,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from asr_am.api import launch, simulate, train_model
+from asr_am.distributed.cluster_config import Workload
 from asr_am.distributed.optimizer import OptimizerOptions
+from asr_am.distributed.simulator import SimCluster
 from asr_am.distributed.strategies.adpsgd import Adpsgd
 from asr_am.distributed.strategies.bmuf import Bmuf
 from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.ps_async import PsAsync
+from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.sync import Sync
 from asr_am.distributed.team import Team
-from asr_am.errors import InputError
+from asr_am.errors import InputError, Preempted
 from asr_am.parallax.strategy import Parallax
 from asr_am.train.any_model import Epoch, Loss
+from tests.support.toy_training import hardware
 
 ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = {"sync": Sync, "bmuf": partial(Bmuf, block_size=2), "adpsgd": Adpsgd, "ps_async": PsAsync}
@@ -78,6 +83,23 @@ def test_learners_of_a_virtual_cluster_begin_and_end_with_the_same_weights(strat
     for weights, history in results.values():
         assert torch.equal(weights, results[0][0]) and history[-1].train_loss < 0.05 * history[0].train_loss
         assert torch.allclose(weights, TRUE, atol=0.1)
+
+
+@pytest.mark.parametrize("strategy", [PsSync, PsAsync])
+def test_dedicated_servers_compute_no_batches(strategy: Callable[..., Any], tmp_path: Path) -> None:
+    used: set[int] = set()
+
+    def learner(team: Team) -> Tensor:
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            used.add(team.rank)
+            return mean_error(model, batch)
+
+        return fit(partial(strategy, apart=True, servers=1), team, loss=loss, out=tmp_path, lr=0.02)[0]
+
+    results = simulate(learner, learners=3)
+    assert used == {0, 1} and all(torch.equal(results[rank], results[0]) for rank in range(3))
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["learners"] == 2 and summary["train_loss"][-1] < 0.2 * summary["train_loss"][0]
 
 
 def test_one_learner_takes_every_batch_in_turn() -> None:
@@ -149,7 +171,9 @@ def test_statistics_of_normalisation_layers_are_the_same_at_all(strategy: Callab
         torch.manual_seed(team.rank)
         model = Normalised()
         validate = lambda found: mean_error(found, held_out).item()  # type: ignore[arg-type] # noqa: E731
-        history = train_model(model, line(), mean_error, strategy, team, epochs=8, validate=validate, out=tmp_path)
+        history = train_model(
+            model, line(), mean_error, strategy, team, epochs=8, lr=0.02, validate=validate, out=tmp_path
+        )
         model.eval()
         assert mean_error(model, held_out).item() == pytest.approx(history[-1].heldout_loss, abs=1e-5)  # type: ignore[arg-type]
         return model.state_dict(), history
@@ -169,6 +193,82 @@ def test_without_a_validation_the_weights_of_the_best_epoch_are_kept(tmp_path: P
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert best["train_loss"] == min(epoch.train_loss for epoch in history) == history[-1].train_loss
     assert all(torch.equal(best["model"][name], value) for name, value in model.state_dict().items())
+
+
+class Buffered(nn.Module):
+    """Centres its inputs and outputs, has a spectral norm, and buffers of other kinds that change in training."""
+
+    mean_F: Tensor
+    seen: Tensor
+    level: Tensor
+    order_F: Tensor
+    cache_BF: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 8)), nn.Tanh())
+        self.out = nn.Linear(8, 1)
+        self.register_buffer("mean_F", torch.zeros(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("level", torch.zeros(1), persistent=False)
+        self.register_buffer("turn", torch.rand(3, dtype=torch.complex64))
+        self.register_buffer("order_F", torch.arange(1.0).expand(3))
+        self.register_buffer("cache_BF", torch.zeros(0), persistent=False)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        if self.training:
+            self.mean_F = 0.9 * self.mean_F + 0.1 * x_BF.mean(0)  # another tensor
+            self.seen += len(x_BF)
+            self.level.fill_(float(self.seen) / 100)
+        if len(self.cache_BF) < len(x_BF):
+            self.cache_BF = torch.zeros(len(x_BF), 3)
+        x_BF = x_BF - self.mean_F + self.order_F + self.cache_BF[: len(x_BF)]
+        return self.out(self.layers(x_BF)) + self.level  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("learners", "strategy"), [(1, Sync), (3, Sync), (2, Adpsgd)])
+def test_buffers_of_all_kinds_are_validated_saved_and_the_same_at_all(
+    learners: int, strategy: Callable[..., Any], tmp_path: Path
+) -> None:
+    held_out = line().tensors
+
+    def train(team: Team | None, out: Path, stops: bool) -> dict[str, Tensor]:
+        torch.manual_seed(team.rank if team else 0)
+        model, count = Buffered(), 0
+
+        def validate(model: nn.Module) -> float:
+            nonlocal count
+            if stops and (count := count + 1) == 2:
+                raise Interrupted
+            return mean_error(model, held_out).item()  # type: ignore[arg-type]
+
+        history = train_model(
+            model, batches_of(20), mean_error, strategy, team, epochs=2, lr=0.02, validate=validate, out=out,
+            checkpoint_every=3,
+        )  # fmt: skip
+        model.eval()
+        with torch.no_grad():
+            found = mean_error(model, held_out).item()  # type: ignore[arg-type]
+        assert found == pytest.approx(history[-1].heldout_loss, rel=1e-5)
+        found_buffers = {name: buffer for name, buffer in model.named_buffers() if name != "cache_BF"}
+        return {**model.state_dict(), **found_buffers}
+
+    def run(out: Path, stops: bool = False) -> dict[int, dict[str, Tensor]]:
+        if learners == 1:
+            return {0: train(None, out, stops)}
+        return simulate(partial(train, out=out, stops=stops), learners)
+
+    whole = run(tmp_path / "whole")
+    assert int(whole[0]["seen"]) > 0 and not whole[0]["mean_F"].equal(torch.zeros(3)) and whole[0]["turn"].is_complex()
+    with pytest.raises(Interrupted):
+        run(tmp_path / "parts", stops=True)
+    parts = run(tmp_path / "parts")
+    for found in [*whole.values(), *(parts.values() if strategy is Sync else [])]:
+        assert all(torch.equal(found[name], value) for name, value in whole[0].items())
+    best = torch.load(tmp_path / "whole/best.pt", weights_only=True)
+    if best["epoch"] == 2:
+        assert all(torch.equal(value, whole[0][name]) for name, value in best["model"].items())
+    assert int(best["model"]["seen"]) > 0
 
 
 class Words(nn.Module):
@@ -291,6 +391,52 @@ def test_restarts_by_torchrun_are_counted(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/summary.json").read_text())["restarts"] == 2, "of both learners"
 
 
+def test_learners_that_launch_asks_to_end_save_a_checkpoint(tmp_path: Path) -> None:
+    program = PROGRAM.format(root=str(ROOT)).replace("team)", "team, loss=loss, out=sys.argv[2] + '/run')", 1)
+    asks = """
+import os, signal, time
+from asr_am.distributed.runtime.preemption import preempted
+from tests.train.test_any_model import squared_error
+count = 0
+def loss(model, batch):
+    global count
+    count += 1
+    if count == 5 and team.rank == 1:
+        os.kill(int(os.environ["ASR_AM_LAUNCHER"]), signal.SIGUSR2)
+    while count == 5 and team.rank == 1 and not preempted():
+        time.sleep(0.01)
+    return squared_error(model, batch)
+weights, history"""
+    (tmp_path / "program.py").write_text(program.replace("weights, history", asks, 1), encoding="utf-8")
+    with pytest.raises(Preempted, match="continues from the last checkpoint"):
+        launch(
+            [sys.executable, str(tmp_path / "program.py"), "sync", str(tmp_path)], 2, synchronous=True,
+            signals=["USR2"],
+        )  # fmt: skip
+    assert len(list((tmp_path / "run/checkpoints").glob("checkpoint-*[0-9]/run.pt"))) == 1
+    assert not (tmp_path / "run/summary.json").exists(), "in the first epoch"
+
+
+def test_a_run_that_is_asked_to_end_says_whether_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASR_AM_LAUNCHER", str(os.getppid()))
+    asked = False
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        nonlocal asked
+        if not asked:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        asked = True
+        return mean_error(model, batch)
+
+    with pytest.raises(Preempted, match="keeps no checkpoints: the same command starts it anew"):
+        fit(Sync, loss=loss)
+    asked = False
+    with pytest.raises(Preempted, match="a checkpoint was written, and the same command continues"):
+        fit(Sync, loss=loss, out=tmp_path)
+    assert torch.equal(fit(Sync, loss=loss, out=tmp_path)[0], fit(Sync, loss=loss)[0])
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
 def test_the_program_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "recipes/README.md").read_text(encoding="utf-8"), re.DOTALL)
     (program,) = [block for block in blocks if "train_model(" in block]
@@ -368,6 +514,27 @@ def test_a_model_in_evaluation_mode_is_trained_in_training_mode() -> None:
             model.train()[1].eval()
         train_model(model, batches_of(), loss, Sync)
         assert modes.pop() == [True, True, not frozen]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_parameters_that_learners_would_round_are_named(dtype: torch.dtype) -> None:
+    def learner(team: Team | None) -> None:
+        model = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 1)).to(dtype)
+        data = [(x_BF.to(dtype), y_B1.to(dtype)) for x_BF, y_B1 in batches_of(40)]
+        train_model(model, data, mean_error, Sync, team)
+        assert model[1].weight.dtype is dtype
+
+    learner(None)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(InputError, match=rf"parameter 1\.weight is {name}, and .* call model\.float\(\)"):
+        simulate(learner, learners=2)
+
+
+def test_faults_that_a_strategy_cannot_cope_with_are_named() -> None:
+    cluster = hardware(faults={"lost_share": 0.2})
+    workload = Workload("any", seconds_per_batch={"toy": 1.0})
+    with pytest.raises(InputError, match=r"lost_share=0\.2: dpsgd never resends messages"):
+        SimCluster(cluster, workload, 2, seed=0).run(partial(fit, Dpsgd))
 
 
 def test_mistakes_are_named() -> None:

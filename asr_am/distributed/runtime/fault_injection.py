@@ -71,6 +71,7 @@ class ComputeEmulator:
         synchronize: waits until the device has computed what it was given. Times would be those of the launch else.
 
     Attributes:
+        faults: as given.
         max_frames: frames of the segment's largest batch.
     """
 
@@ -78,7 +79,7 @@ class ComputeEmulator:
         self, faults: Faults, workload: Workload | None, device: str, rank: int, comm_stats: CommStats,
         synchronize: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._slow = faults.slow.get(rank, 1.0)
+        self.faults, self._slow = faults, faults.slow.get(rank, 1.0)
         self._workload = workload if workload and workload.emulate else None
         if self._workload:
             self._workload.check(device)

@@ -103,7 +103,8 @@ def launch(
         synchronous: after a death all learners are started again. They continue from their last checkpoint. Otherwise
             the others go on, and the dead learner is restarted.
         signals: some of TERM, USR1 and USR2. After one of them to this process the learners get SIGUSR1: they save a
-            checkpoint and end (`preemption`). Without TERM, it ends all at once.
+            checkpoint and end (`preemption`), if they train by the stages or `train_model`. Without TERM, it ends all
+            at once.
         key_file: file with the run's secret, the same on all hosts (see security.py). It protects messages and the
             control plane, not torch's collectives.
         encrypt: encrypt connections. None encrypts unless the team is on one host and has no `address`: its sockets are

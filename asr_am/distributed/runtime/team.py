@@ -74,7 +74,7 @@ class ProcessTeam:
         self.ranks, self.rejoins = membership.ranks, membership.rejoins
         self._membership, self._wait_monitor, self._event_loop = membership, wait_monitor, event_loop
         self._transport, self._backend, self._compute_emulator = transport, backend, compute_emulator
-        self._wire = wire
+        self._wire, self.faults = wire, compute_emulator.faults
         self._step_watch = StepWatch(self.rank, wait_monitor, event_loop)
         self._tasks: list[threading.Thread] = []
         self._closed = False

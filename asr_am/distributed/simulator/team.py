@@ -60,6 +60,7 @@ class SimTeam:
         self._backend = CoordinatedBackend(control, cluster.messaging.end(self.rank), self.rank, self.incarnation)
         self.hosts = cluster.learner_hosts
         self.comm_stats: CommStats = learner.comm_stats
+        self.faults = cluster.hardware.faults
         self._jitter = random_stream(cluster.seed, self.rank, self.incarnation, "jitter")
         self._max_frames = 0.0  # frames of the segment's largest batch
         self._world = SimGroup(cluster.collectives.world, self.rank, cluster.modelled_bytes, cluster.wire)
