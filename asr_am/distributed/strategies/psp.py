@@ -27,7 +27,8 @@ limits the norm of a worker's own gradient and there that of the mean. Points th
 - A late shard is dropped although the worker has an older one (`late_blocks=drop`), or taken (`late_blocks=cache`).
 - "Servers and workers can choose not to send" (`sparing=true`): in each step every shard is pushed by c workers only,
   and sent to as many workers as b requires, in turn. There are fewer messages, but the choice is made beforehand.
-  Servers then wait for those c workers, not for the first c, so a slow one among them delays all.
+  Servers then wait for those c workers, not for the first c, so a slow one among them delays all. A step whose c
+  workers are all dead or drained changes nothing but t.
 
 Staleness is counted as that of the oldest shard that a gradient was taken at. Gradients that a worker knows to be late
 everywhere are `applied=False`. `metrics` counts `late_gradients` and `duplicate_gradients`, shards of gradients that
