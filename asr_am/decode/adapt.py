@@ -174,7 +174,8 @@ def load_adaptation(folder: Path) -> tuple[AdaptationPaths, AdaptOptions]:
     try:
         value = load_json(path)
         options = value.pop("options")
-        parts = {"search": SearchOptions(**options["search"]), "fmllr": FmllrOptions(**options["fmllr"])}
+        fmllr = FmllrOptions(**options["fmllr"] | {"device": "cpu"})  # this host may have no GPU
+        parts = {"search": SearchOptions(**options["search"]), "fmllr": fmllr}
         paths = {name: Path(os.path.normpath(folder / value[name])) for name in ("system", "lang_dir", "graph")}
         return AdaptationPaths(features_dir=folder.parent, work=folder, **paths), AdaptOptions(**options | parts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

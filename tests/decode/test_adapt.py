@@ -132,9 +132,10 @@ def test_a_system_without_unadapted_mixtures_is_refused(paths: AdaptationPaths, 
 
 
 def test_how_it_was_done_is_noted_for_later_speakers(paths: AdaptationPaths, tmp_path: Path) -> None:
+    """They may be adapted on a host without a GPU."""
     folder = tmp_path / "features/fmllr"
     folder.mkdir(parents=True)
-    save_adaptation(folder, paths, OPTIONS)
+    save_adaptation(folder, paths, replace(OPTIONS, fmllr=replace(OPTIONS.fmllr, device="cuda")))
     found, options = load_adaptation(folder)
     assert options == OPTIONS and found == replace(paths, features_dir=tmp_path / "features", work=folder)
     text = (folder / ADAPTATION_FILE).read_text()
