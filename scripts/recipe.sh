@@ -4,7 +4,9 @@
 # existing file or directory), value_options (one word), flag_options (NAME=VALUE, without argument).
 # shellcheck shell=bash
 set -euo pipefail
-trap : USR1 USR2                           # the stage that gets one saves a checkpoint and ends with status 75
+trap 'forward USR1' USR1                   # the stage that gets one saves a checkpoint and ends with status 75
+trap 'forward USR2' USR2
+trap : INT                                 # ends the stage, and this shell by its status
 started_in=$PWD                            # paths in options are relative to it
 export ASR_AM_STARTED_IN=$PWD              # and those in files too, as a last resort
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -115,6 +117,24 @@ check_overrides() {                        # once, before the first stage
     fi
 }
 
+running=
+forward() {                                # SIGNAL: to the stage, as Slurm may send it to this shell alone
+    [ -z "$running" ] || kill -"$1" "$running" 2>/dev/null || true
+}
+
+in_foreground() {                          # COMMAND ...: returns its status. Traps act at once, not at its end
+    local status known=0
+    (trap - INT QUIT; exec "$@") <&0 &     # which a command in the background would ignore
+    running=$!
+    while wait "$running" && status=0 || status=$?; kill -0 "$running" 2>/dev/null; do :; done
+    if [ "$status" -gt 128 ]; then         # perhaps of a trap, at the moment when the command ended
+        wait "$running" 2>/dev/null || known=$?
+        [ "$known" = 127 ] || status=$known
+    fi
+    running=
+    return "$status"
+}
+
 stage() {                                  # NUMBER NAME [DEFAULT_OVERRIDE ...]
     local number=$1 name=$2 defaults=() default
     shift 2
@@ -126,6 +146,6 @@ stage() {                                  # NUMBER NAME [DEFAULT_OVERRIDE ...]
     done
     check_overrides
     echo "stage $number: $name"
-    python -m "asr_am.stages.$name" --multirun corpus="$corpus" nj="$jobs" "${defaults[@]}" "${overrides[@]}"
+    in_foreground python -m "asr_am.stages.$name" --multirun corpus="$corpus" nj="$jobs" "${defaults[@]}" "${overrides[@]}"
     [ "$name" != report ] || python -m asr_am.stages.closing corpus="$corpus" "${defaults[@]}" "${overrides[@]}"
 }

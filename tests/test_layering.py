@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from graphlib import TopologicalSorter
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,17 @@ def test_imports_point_down(path: Path) -> None:
         assert own <= {"errors", "disk", "options", "extensions", "signals", "compiled", "distributed"}, (
             "distributed must not import code for speech"
         )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts").rglob("*.py")), ids=lambda path: path.name)
+def test_scripts_import_what_there_is(path: Path) -> None:
+    """mypy does not look at them."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("asr_am"):
+            module = import_module(str(node.module))
+            for alias in node.names:
+                found = hasattr(module, alias.name) or find_spec(f"{node.module}.{alias.name}") is not None
+                assert found, f"{path}:{node.lineno}: {alias.name}"
 
 
 def test_no_module_imports_itself_through_others() -> None:

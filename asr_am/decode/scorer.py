@@ -89,24 +89,27 @@ def log_posteriors(
     Raises:
         InputError: the utterance has no frames.
     """
-    num_frames = len(features_TF)
+    num_frames, rate = len(features_TF), 1 if softmax else getattr(model, "subsampling", 1)
     if num_frames == 0:
         raise InputError("an utterance has no frames and cannot be scored; remove it")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x_TF = torch.from_numpy(np.ascontiguousarray(features_TF, dtype=np.float32)).to(device)
     size = min(window.chunk or num_frames, num_frames)
     frame_C = torch.arange(size, device=device)
-    frames_BC = torch.from_numpy(window.starts(num_frames)).to(device)[:, None] + frame_C
+    starts_B = -(-window.starts(num_frames) // rate) * rate  # so that outputs of all windows are for the same frames
+    frames_BC = torch.from_numpy(starts_B).to(device)[:, None] + frame_C
     weight_C = torch.minimum(frame_C, size - 1 - frame_C) + 1.0
-    total_TP, weight_T = None, torch.zeros(num_frames, device=device)
+    end = num_frames + rate - 1  # of the last window
+    total_TP, weight_T = None, torch.zeros(end, device=device)
     for frames in torch.split(frames_BC, batch):
-        value_BCP = _score(model, x_TF[frames], window.chunk, softmax).mul_(weight_C[:, None])
+        x_BCF = x_TF[frames.clamp(max=num_frames - 1)]
+        value_BCP = _score(model, x_BCF, window.chunk, softmax).mul_(weight_C[:, None])
         if total_TP is None:
-            total_TP = torch.zeros(num_frames, value_BCP.shape[2], device=device)
+            total_TP = torch.zeros(end, value_BCP.shape[2], device=device)
         total_TP.index_add_(0, frames.reshape(-1), value_BCP.reshape(-1, value_BCP.shape[2]))
         weight_T.index_add_(0, frames.reshape(-1), weight_C.repeat(len(frames)))
     assert total_TP is not None
-    return total_TP.div_(weight_T[:, None]).cpu().numpy()
+    return total_TP[:num_frames].div_(weight_T[:num_frames, None]).cpu().numpy()
 
 
 def _score(model: nn.Module, x_BCF: Tensor, chunk: int, softmax: bool) -> Tensor:

@@ -328,6 +328,8 @@ class Supervisor:
         Raises:
             LearnerLost: nobody has died, or somebody is gone for good without whom the strategy cannot go on.
         """
+        if self._preempted_since is not None:  # the rest of a team that was asked to end: it may lack a learner
+            raise Preempted("the same command continues from the last checkpoint")
         self._requests += 1
         lost, reason = message.get("lost"), str(message.get("reason"))
         if isinstance(lost, int) and self._running != set(range(self._spec.size)):

@@ -28,12 +28,15 @@ def check_recipe(first: int, last: int, overrides: Sequence[str]) -> None:
         check_jobs(overrides)
         if first <= TRAIN <= last:
             check_sweep(functions[TRAIN], overrides)
-        for override, number, out in late_overrides(functions[:first], overrides):
+        earlier = functions[:first]
+        if not earlier:
+            return
+        for override, number, out in late_overrides(earlier, overrides):
             log.warning(
                 "%s has no effect: %s was made with another value by stage %d (%s); start with --stage %d",
                 override, out, number, STAGES[number], number,
             )  # fmt: skip
-        for out in made_of_other_audio(functions[:first], overrides):
+        for out in made_of_other_audio(earlier, overrides):
             log.warning("%s: audio files have changed since it was made; start with --stage 0 to use them", out)
 
 

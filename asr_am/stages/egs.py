@@ -113,6 +113,8 @@ def check_options(cfg: DictConfig) -> None:
         raise InputError(
             f"train.{loss}: {cfg.features.name} joins frames; use other features, and model.subsampling for a low rate"
         )
+    if cfg.train.get("mmi") and stack_of(cfg.features.name) > 1:
+        raise InputError(f"train.mmi: {cfg.features.name} joins frames; use other features")
 
 
 main = stage("egs", targets)

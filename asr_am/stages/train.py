@@ -58,7 +58,7 @@ SETTINGS = "config.yaml"
 OTHERS = ("wandb", "tensorboard", "checkpoints")  # folders of a run that change or go while its results stay
 MADE = (
     SETTINGS, "metrics.jsonl", "leases.jsonl", "summary.json", "best.pt", ".*.tmp", "wandb/**/*", "tensorboard/**/*",
-    "checkpoints/checkpoint-?????????/*", "checkpoints/checkpoint-*partial/*", "checkpoints/checkpoint-*.damaged/*",
+    "checkpoints/checkpoint-?????????/*", "checkpoints/checkpoint-*partial/*", "checkpoints/checkpoint-*.damaged*/*",
     "checkpoints/survivors-?????????.*/*", "checkpoints/.*", "checkpoints/.*/**/*",
 )  # fmt: skip
 

@@ -112,6 +112,12 @@ class TrainProgress:
         )  # fmt: skip
 
 
+def _aside(checkpoint: Path) -> Path:
+    """Returns the first free name for a damaged checkpoint: `<name>.damaged`, `<name>.damaged2`, and so on."""
+    names = (f"{checkpoint.name}.damaged{number}" for number in ("", *range(2, 10_000)))
+    return next(path for path in map(checkpoint.with_name, names) if not path.exists())
+
+
 class Checkpoints:
     """The checkpoints of one run. Their names count the updates of the whole team.
 
@@ -211,7 +217,7 @@ class Checkpoints:
             disk.replace(out / BEST, lambda file: file.write(content), self.terms.writer, self.terms.check)
 
     def set_damaged_aside(self) -> None:
-        """Renames checkpoints that are newer than the newest intact one to `<name>.damaged`. Called by the leader.
+        """Renames checkpoints that are newer than the newest intact one (`_aside`). Called by the leader.
 
         Raises:
             InputError: none is intact.
@@ -219,7 +225,7 @@ class Checkpoints:
         damaged: dict[Path, InputError] = {}
         for path in reversed(self.paths()):
             try:
-                self._check(path, f"it is kept as {path.name}.damaged, and the checkpoint before it is taken")
+                self._check(path, f"it is kept as {_aside(path).name}, and the checkpoint before it is taken")
                 break
             except InputError as error:
                 damaged[path] = error
@@ -229,13 +235,15 @@ class Checkpoints:
             return
         for path, problem in damaged.items():
             log.warning("%s", problem)
-            disk.rename(path, path.with_name(f"{path.name}.damaged"))
+            disk.rename(path, _aside(path))
 
     def _check(self, path: Path, remedy: str) -> None:
         """Reads a checkpoint. Raises InputError with `remedy` if a file is missing or damaged."""
         state = read_torch(path / "run.pt", remedy)
         for rank in state["members"] if isinstance(state, dict) else ():
             check_torch(path / f"learner-{rank}.pt", remedy)
+        if (path / BEST).exists():
+            check_torch(path / BEST, remedy)
 
     def load(self) -> dict[str, Any] | None:
         """Returns `run.pt` of the newest checkpoint, or None if there is no checkpoint.

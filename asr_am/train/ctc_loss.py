@@ -55,7 +55,10 @@ class CtcLoss:
         self, model: AcousticModel, x_BTF: Tensor, lengths_B: Tensor | None, targets_BT: Tensor,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Returns the same as `ChainLoss`, with this loss. A chunk with more phones than outputs is left out."""
+        """Returns the same as `ChainLoss`, with this loss.
+
+        A chunk is left out if its phones, and a blank between each two that are equal, are more than its outputs.
+        """
         assert model.xent is not None
         h_BKH = model.hidden(x_BTF, lengths_B, dtype)
         outputs = output_phones(model, targets_BT, lengths_B, self._leaves)

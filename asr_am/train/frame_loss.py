@@ -121,7 +121,7 @@ class _FrameLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dh_NH, dW_PH, db_P = ctx.saved_tensors
-        return dh_NH * dloss.to(dh_NH.dtype), dW_PH * dloss, db_P * dloss, None, None, None, None
+        return dh_NH * dloss, dW_PH * dloss, db_P * dloss, None, None, None, None
 
 
 def _softmax(

@@ -57,7 +57,7 @@ class LmOptions:
         batch_size: sentences of a batch, of all learners together.
         longest: units after which a sentence is cut.
         rate: first learning rate.
-        decay: factor on the rate after each epoch that did not lower dev perplexity.
+        decay: factor on the rate after each epoch that did not lower dev perplexity by 0.1 percent.
         patience: number of such epochs in a row that ends the training.
         accumulator: first value of Adagrad's sums.
         clip_norm: upper limit of the gradient's norm. 0: none.

@@ -2,8 +2,8 @@
 
 Povey et al., "Purely sequence-trained neural networks for ASR based on lattice-free MMI" (Interspeech 2016), as a
 second training after cross-entropy: the frame rate, the pdfs and the priors stay, so scores are used as before. The
-numerator is the one path of the alignment. An output of the model that is for several frames is the score of each, as
-in decoding. The gradient with respect to the log posterior of pdf p in frame t is
+numerator is the one path of the alignment. An output of the model that is for several frames is the score of each. In
+decoding each frame is the middle one of an output. The gradient with respect to the log posterior of pdf p in frame t:
 
     acoustic_scale x (is p the aligned pdf? - probability that a path through the graph has p in frame t).
 

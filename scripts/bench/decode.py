@@ -1,10 +1,10 @@
 """Measures the speed of decoding on a given graph and given log-likelihoods, on one core.
 
-    python scripts/bench/decode.py --run exp/an4/decode/mono_kn3 [--subset dev] [--write scores.scp]
+    python scripts/bench/decode.py --run exp/an4/decode/mono_kn3 [--subset dev] [--write scores.scp] [--by-label]
     python scripts/bench/decode.py --run exp/an4/decode/mono_kn3 --scores scores.scp --beam 11
 
 Prints frames per second of scoring, of the search, and of the rest (grid, times, confidences, n-best): CPU time, median
-over repetitions. `--write` saves the log-likelihoods by graph label, to compare other decoders on the same graph.
+over repetitions. `--write` saves log-likelihoods for `--scores`, or with `--by-label` for other decoders.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="a decoding run (with system.json)")
     parser.add_argument("--subset", default="dev")
     parser.add_argument("--scores", type=Path, help="log-likelihoods by pdf (.scp) instead of the model's")
-    parser.add_argument("--write", type=Path, help="write the log-likelihoods by graph label here (.scp)")
+    parser.add_argument("--write", type=Path, help="write the log-likelihoods by pdf here (.scp)")
+    parser.add_argument("--by-label", action="store_true", help="--write them by graph label")
     parser.add_argument("--utterances", type=int, default=40)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--beam", type=float)
@@ -46,7 +47,7 @@ def main() -> None:
     utterances = FeatureReader(system.features_dir, "mfcc", options.subset).utterances[: options.utterances]
     states, graph, lang = StateTable.load(system.states), read_hclg(system.graph), Lang.load(system.lang_dir)
     if options.write:
-        write_log_likelihoods(scorer, utterances, states, options.write)
+        write_log_likelihoods(scorer, utterances, states if options.by_label else None, options.write)
     seconds: dict[str, list[float]] = {"score": [], "search": [], "words": []}
     frames = arcs = 0
     for _ in range(options.repeat):

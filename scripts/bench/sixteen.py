@@ -23,7 +23,7 @@ from asr_am import disk
 from asr_am.cluster.predict import LOSSES
 from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.simulator.epoch_timing import EpochTime, time_epoch
-from asr_am.papers.cells import Table
+from asr_am.papers.cells import PaperTable
 from asr_am.report.markup import table as markdown
 from asr_am.stages.layout import corpus_dir
 from asr_am.stages.recipe_files import ROOT
@@ -61,7 +61,7 @@ def train_all(jobs: int) -> dict[str, tuple[dict[str, float], str]]:
     overrides = [f"+experiment={EXPERIMENT}", "logger=none"]
     subprocess.run([sys.executable, "-m", "asr_am.papers.table", *overrides, f"nj={jobs}"], check=True, cwd=ROOT)
     cfg = config(*overrides)
-    table = Table.build(values(cfg.table))
+    table = PaperTable.build(values(cfg.table))
     made = json.loads((ROOT / corpus_dir(cfg) / "tables" / EXPERIMENT / "table.json").read_text())["measures"]
     found = {}
     for name, (measures,) in made.items():

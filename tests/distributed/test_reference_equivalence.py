@@ -226,7 +226,7 @@ class TwoChains(Hybrid):
     def step(self, gradient: GradientFn) -> StepResult | None:
         step_result = gradient(None)
         if step_result is not None:
-            self._pending.wait()
+            self.drain()
             average = self._pushed.clone()
             self.optimizer.step()
             self._pushed.copy_(self.params.w)
@@ -239,7 +239,7 @@ class NotStale(Hybrid):
     """Waits for the average before the gradient."""
 
     def step(self, gradient: GradientFn) -> StepResult | None:
-        self._pending.wait()
+        self.drain()
         self.params.w.copy_(self._pushed)
         return super().step(gradient)
 

@@ -15,6 +15,7 @@ from asr_am.distributed.cluster_config import Cluster, Workload
 from asr_am.distributed.leases import HostLost, ProcessLost
 from asr_am.distributed.strategies.psp import Psp
 from asr_am.errors import InputError
+from asr_am.stages import egs
 from asr_am.stages.layout import denominator_path, egs_dir, run_dir
 from asr_am.stages.sections import LaunchOptions, values
 from asr_am.stages.target import KEY
@@ -233,6 +234,8 @@ def test_sequence_training_starts_from_the_run_and_has_its_learners() -> None:
         targets(config("corpus=an4", "mmi.train=true", "learners=3", "launcher=process"))
     with pytest.raises(InputError, match=r"mmi.train=true: .* lfbe64_lfr joins frames; use other features"):
         targets(config("align=triphone", "features=lfbe64_lfr", "mmi.train=true"))
+    with pytest.raises(InputError, match=r"train.mmi: lfbe64_lfr joins frames; use other features"):
+        egs.check_options(config("align=triphone", "features=lfbe64_lfr", "train.mmi={acoustic_scale:0.15}"))
     smoothed = targets(config("mmi.train=true", "train.label_smoothing=0.1"))
     assert [run.config["train"]["label_smoothing"] for run in smoothed] == [0.1, 0.0]
 

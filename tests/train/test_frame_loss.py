@@ -106,6 +106,18 @@ def test_bfloat16_products_and_a_float32_softmax() -> None:
     assert 0 <= int(correct) <= 43
 
 
+def test_a_scale_of_the_loss_is_not_rounded_to_bfloat16() -> None:
+    """The output layer, whose gradients are float32, would else have another scale than the layers below."""
+    h_BTH, output, targets_BT = example(2000)
+    norms = []
+    for frames in (1024, 1327):  # a power of 2, which bfloat16 has, and the number that it would take for 1324
+        half = h_BTH.detach().bfloat16().requires_grad_()
+        (frame_loss(half, output, targets_BT)[0] / frames).backward()
+        assert half.grad is not None
+        norms.append(float(half.grad.float().norm()) * frames)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_has_the_loss_of_its_logits(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -200,13 +200,15 @@ def test_a_damaged_newest_checkpoint_is_kept_aside_and_the_one_before_is_taken(
     train(egs_dir, tmp_path / "whole", two)
     train(egs_dir, tmp_path / "damaged", two)
     before, newest = sorted((tmp_path / "damaged/checkpoints").glob("checkpoint-*"))
-    part = newest / "learner-0.pt"
-    part.write_bytes(part.read_bytes()[:-100])
     caplog.set_level("INFO")
-    train(egs_dir, tmp_path / "damaged", two)
-    kept = f"); it is kept as {newest.name}.damaged, and the checkpoint before it is taken\n"
-    assert kept in caplog.text and f"resuming from {before}" in caplog.text
-    assert (newest.parent / f"{newest.name}.damaged/learner-0.pt").exists()
+    for name, end in (("learner-0.pt", "damaged"), ("best.pt", "damaged2")):
+        part = newest / name
+        part.write_bytes(part.read_bytes()[:-100])
+        caplog.clear()
+        train(egs_dir, tmp_path / "damaged", two)
+        kept = f"); it is kept as {newest.name}.{end}, and the checkpoint before it is taken\n"
+        assert kept in caplog.text and f"resuming from {before}" in caplog.text
+        assert (newest.parent / f"{newest.name}.{end}" / name).exists()
     parts = [tmp_path / name / f"checkpoints/{newest.name}/learner-0.pt" for name in ("whole", "damaged")]
     whole, again = (torch.load(part, weights_only=True)["strategy"]["weights"] for part in parts)
     assert torch.equal(whole, again), "the same bits"

@@ -22,6 +22,7 @@ from itertools import count
 
 from asr_am.signals import signal_on_parent_death
 
+ASKS_TO_END = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 MAX_PACKET = 1 << 16  # bytes of a learner's own variables, or of a report
 FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # looking for GPUs starts no CUDA, which learners could not use then
 
@@ -159,14 +160,18 @@ def serve(connection: socket.socket) -> dict[str, str] | None:
             continue
         if not (request := connection.recv(MAX_PACKET)):
             return None
+        signal.pthread_sigmask(signal.SIG_BLOCK, ASKS_TO_END)  # a learner must not ignore one that comes at once
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, *ASKS_TO_END):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_END)
             for end in (connection, ended, wake):
                 end.close()
             os.setsid()
             signal_on_parent_death(signal.SIGKILL)
             return dict(json.loads(request)) if os.getppid() == server else None
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_END)
         numbers[pid] = next(next_number)
         connection.send(json.dumps([numbers[pid], pid, None]).encode())
 
@@ -174,6 +179,8 @@ def serve(connection: socket.socket) -> dict[str, str] | None:
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal_on_parent_death(signal.SIGKILL)
+    for number in ASKS_TO_END:  # Slurm may send them to all processes: learners that save a checkpoint need this one
+        signal.signal(number, signal.SIG_IGN)
     module = import_module(sys.argv[2])
     del sys.argv[1:3]
     with suppress(Exception):  # a learner will find the same, and report it

@@ -30,14 +30,21 @@ def make_private_dir() -> Path:
 
     This process locks it until it ends, in whatever way. Removes directories of processes that were killed.
     """
+    return _make_locked()[0]
+
+
+def _make_locked() -> tuple[Path, int]:
+    """Makes a private directory. Returns it with the descriptor of its lock."""
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_parent()))
     (path / MARKER).touch()
-    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+    lock = os.open(path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     _remove_stale(path.parent)
     if len(os.fsencode(path)) + LONGEST_NAME > MAX_SOCKET_PATH:
         disk.remove(path)
+        os.close(lock)
         raise InputError(f"{path.parent}: the path is too long for the sockets of a run; set TMPDIR to a shorter one")
-    return path
+    return path, lock
 
 
 def _parent() -> str | None:
@@ -71,11 +78,12 @@ def _is_private(found: os.stat_result) -> bool:
 @contextmanager
 def private_dir() -> Iterator[Path]:
     """Makes a private directory, and removes it at the end."""
-    path = make_private_dir()
+    path, lock = _make_locked()
     try:
         yield path
     finally:
         disk.remove(path)
+        os.close(lock)
 
 
 def check_private_dir(path: Path) -> None:

@@ -2,7 +2,8 @@
 
 torch's TCPStore accepts everyone who connects. With a key that only the learners have, what another process writes is
 an error: the addresses of learners, of gloo and of NCCL. Entries stay readable, and counters (`add`) have no signature:
-who changes or deletes one can stop a run, but not take part in it.
+who changes or deletes one can stop a run. An entry of an earlier run with the same key is taken, too. Who has kept one
+and listens at the address in it could take part in collectives, so long-lived keys need a network that is trusted.
 """
 
 from __future__ import annotations

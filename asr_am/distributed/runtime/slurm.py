@@ -14,12 +14,13 @@ def slurm_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a task of `srun`.
 
     Variables that are set already are left out, so MASTER_ADDR and MASTER_PORT may be given. Outside of `srun`, and
-    where torchrun has set RANK, nothing is returned.
+    where torchrun has set RANK or mpirun has started this process, nothing is returned.
 
     Raises:
         InputError: the hosts have different numbers of tasks, or a list of hosts cannot be read.
     """
-    if "RANK" in variables or "SLURM_PROCID" not in variables or "SLURM_STEP_ID" not in variables:
+    started = any(name in variables for name in ("RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID"))
+    if started or "SLURM_PROCID" not in variables or "SLURM_STEP_ID" not in variables:
         return {}
     hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     step = int(variables.get("SLURM_JOB_ID", "0")) * 7 + int(variables["SLURM_STEP_ID"])

@@ -207,9 +207,9 @@ class TorchBackend:
         self._store = store  # torch keeps the C++ part only, which cannot sign: `split` needs it
         self._membership, self._wait_monitor, self._comm_stats = membership, wait_monitor, comm_stats
         name = interface_of(address)
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for variable, exactly in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):  # else a prefix to NCCL
             if name is not None and (is_loopback(address) or variable not in os.environ):
-                os.environ[variable] = name  # on one host, nothing listens elsewhere whatever the user has set
+                os.environ[variable] = exactly + name  # on one host nothing listens elsewhere, whatever is set
         self._nccl = gpu_collectives == "nccl"
         self.waits_on_host = not self._nccl
         self._through_cpu = torch.cuda.is_available() and not self._nccl

@@ -92,6 +92,8 @@ class WorkerEnv:
                 raise InputError("MASTER_ADDR is not in the environment: set it to the host of learner 0")
             master = variables["MASTER_ADDR"], _read_int(variables, "MASTER_PORT", low=1, high=65535)
         one_host = variables.get("LOCAL_WORLD_SIZE") == str(size) or (master is not None and is_loopback(master[0]))
+        if one_host and master is not None and variables.get("LOCAL_WORLD_SIZE", str(size)) != str(size):
+            _check_master(master[0])
         return cls(
             rank=rank,
             size=size,
@@ -107,6 +109,15 @@ class WorkerEnv:
             restarts=_read_int(variables, "TORCHELASTIC_RESTART_COUNT", default="0"),
             launcher=_read_int(variables, "ASR_AM_LAUNCHER") if "ASR_AM_LAUNCHER" in variables else None,
             key=check_key(variables["ASR_AM_KEY"], "ASR_AM_KEY") if "ASR_AM_KEY" in variables else None,
+        )
+
+
+def _check_master(host: str) -> None:
+    """Raises InputError for a name that is a loopback address, as Debian gives it to a host: others cannot reach it."""
+    if host != "localhost" and not host.startswith("127."):
+        raise InputError(
+            f"MASTER_ADDR={host}: on this host that is a loopback address, which other hosts cannot reach; give the IP "
+            "address"
         )
 
 

@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from asr_am.distributed.cluster_config import Cluster
 from asr_am.distributed.simulator.scheduler import Scheduler
@@ -247,9 +247,9 @@ class SimNetwork:
 
     def broadcast(self, hosts: Sequence[int], count: float) -> float:
         """In a chain each link carries the message once."""
-        return self._ring(hosts, count, len(hosts) - 1)
+        return self._ring(hosts, count, len(hosts) - 1, chain=True)
 
-    def _ring(self, hosts: Sequence[int], count: float, steps: int) -> float:
+    def _ring(self, hosts: Sequence[int], count: float, steps: int, chain: bool = False) -> float:
         """Returns the time at which `count` bytes have passed each link, with the latency of `steps` links.
 
         The links between hosts are the NICs, those inside a host that of its messages. A ring reaches the share
@@ -266,7 +266,7 @@ class SimNetwork:
         end = begin + seconds / hardware.all_reduce_efficiency
         if hardware.sites > 1:
             sites = [hardware.site_of(host) for host in hosts]
-            links = zip(sites, sites[1:] + sites[:1], strict=True)
+            links = pairwise(sites if chain else [*sites, sites[0]])
             crossed = Counter((here, there) for here, there in links if here != there)
             end = max(end, self._through_site_links({link: times * count for link, times in crossed.items()}, begin))
             end += math.ceil(steps / len(hosts)) * crossed.total() * hardware.site_latency

@@ -138,7 +138,7 @@ class KaldiExtractor:
         """Returns the scaled posteriors of the best Gaussians of each frame, float64 [T, G]."""
         all_TG = self.ubm.posteriors(x_TD)
         best_TN, places_TN = all_TG.topk(min(NUM_GSELECT, all_TG.shape[1]), dim=1)
-        kept_TN = best_TN >= MIN_POST
+        kept_TN = best_TN >= MIN_POST * best_TN.sum(dim=1, keepdim=True)
         kept_TN[:, 0] = True
         best_TN = torch.where(kept_TN, best_TN, 0.0).double()
         best_TN *= POSTERIOR_SCALE / best_TN.sum(dim=1, keepdim=True)

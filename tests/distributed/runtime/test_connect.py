@@ -250,6 +250,16 @@ def test_a_wrong_environment_is_named(wrong: dict[str, str]) -> None:
             WorkerEnv.read({key: value for key, value in good.items() if key != name})
 
 
+def test_a_name_that_other_hosts_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian gives a host's own name the address 127.0.1.1."""
+    monkeypatch.setattr("asr_am.distributed.runtime.worker_process.is_loopback", lambda host: True)
+    own = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
+    with pytest.raises(InputError, match=r"^MASTER_ADDR=node1: .*; give the IP address$"):
+        WorkerEnv.read(own)
+    assert WorkerEnv.read(own | {"MASTER_ADDR": "localhost"}).one_host
+    assert WorkerEnv.read(own | {"LOCAL_WORLD_SIZE": "4"}).one_host
+
+
 def test_a_supervisor_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     variables = {"RANK": "0", "WORLD_SIZE": "2", "ASR_AM_SUPERVISOR": f"tcp://{address}", "ASR_AM_RUN": "0" * 32}

@@ -88,6 +88,16 @@ def test_a_server_that_was_killed_takes_its_learners_along_and_is_replaced(tmp_p
     assert len((tmp_path / "servers").read_text().split()) == 2
 
 
+def test_a_request_to_end_that_all_processes_get_leaves_the_learners_to_save_a_checkpoint(tmp_path: Path) -> None:
+    with closing(ForkServer(command(tmp_path))) as server:
+        learner = server.fork(environment(3))
+        said(tmp_path, 3)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(int((tmp_path / "servers").read_text()), number)
+        time.sleep(0.2)
+        assert learner.poll() is None
+
+
 def test_learners_that_have_just_been_forked_get_signals(tmp_path: Path) -> None:
     with closing(ForkServer(command(tmp_path))) as server:
         for _ in range(20):

@@ -46,7 +46,9 @@ def test_a_task_knows_its_place() -> None:
     assert "MASTER_PORT" not in slurm_environment(TASK | {"MASTER_PORT": "29400"})
 
 
-@pytest.mark.parametrize("variables", [{}, TASK | {"RANK": "0"}, {"SLURM_PROCID": "0"}])
+@pytest.mark.parametrize(
+    "variables", [{}, TASK | {"RANK": "0"}, TASK | {"OMPI_COMM_WORLD_RANK": "5"}, {"SLURM_PROCID": "0"}]
+)
 def test_outside_of_srun_nothing_changes(variables: dict[str, str]) -> None:
     assert slurm_environment(variables) == {}  # sbatch sets SLURM_PROCID too, but no step
 

@@ -38,6 +38,16 @@ def test_a_ring_crosses_the_link_twice_in_each_round() -> None:
     assert ends(lambda team: team.start_all_reduce_mean(torch.zeros(10))) == {60 / 4.0 + 3.0 + 8.0}
 
 
+def test_a_chain_crosses_the_link_once() -> None:
+    """40 bytes, 1.5 s of NICs' latency, and a crossing of 2 s."""
+
+    def main(team: SimTeam) -> float:
+        team.broadcast(torch.zeros(10))
+        return team.now()
+
+    assert set(run(main, **TWO_SITES).values()) == {40 / 4.0 + 1.5 + 2.0}
+
+
 def test_what_all_send_to_all_shares_the_link() -> None:
     """Two learners of a site send 40 bytes to each of two others."""
     assert ends(lambda team: team.start_all_gather(torch.zeros(10))) == {160 / 4.0 + 2.0 + 0.5}

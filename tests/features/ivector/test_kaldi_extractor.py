@@ -120,7 +120,8 @@ class Model:
         likelihoods = np.exp(log_likelihoods - log_likelihoods.max())
         posteriors = likelihoods / likelihoods.sum()
         best = sorted(enumerate(posteriors), key=lambda pair: -pair[1])[:5]
-        kept = [best[0], *(pair for pair in best[1:] if pair[1] >= 0.025)]
+        least = 0.025 * sum(value for _, value in best)
+        kept = [best[0], *(pair for pair in best[1:] if pair[1] >= least)]
         total = sum(value for _, value in kept)
         return [(g, 0.1 * value / total) for g, value in kept]
 
