@@ -6,7 +6,6 @@
 set -euo pipefail
 trap 'forward USR1' USR1                   # the stage that gets one saves a checkpoint and ends with status 75
 trap 'forward USR2' USR2
-trap : INT                                 # ends the stage, and this shell by its status
 started_in=$PWD                            # paths in options are relative to it
 export ASR_AM_STARTED_IN=$PWD              # and those in files too, as a last resort
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -124,6 +123,7 @@ forward() {                                # SIGNAL: to the stage, as Slurm may 
 
 in_foreground() {                          # COMMAND ...: returns its status. Traps act at once, not at its end
     local status known=0
+    trap : INT                             # Ctrl-C ends the command, and this shell by its status
     (trap - INT QUIT; exec "$@") <&0 &     # which a command in the background would ignore
     running=$!
     while wait "$running" && status=0 || status=$?; kill -0 "$running" 2>/dev/null; do :; done
@@ -132,6 +132,7 @@ in_foreground() {                          # COMMAND ...: returns its status. Tr
         [ "$known" = 127 ] || status=$known
     fi
     running=
+    trap - INT
     return "$status"
 }
 
