@@ -192,7 +192,10 @@ class Group(Protocol):
         ...
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
-        """Replaces `x` [N] by that of member `source`, if it is float32 rounded to `launcher.wire` at all members."""
+        """Replaces `x` [N], float32 or int32, by that of member `source`.
+
+        Float32 is rounded to the type `launcher.wire`, also at the source.
+        """
         ...
 
 
