@@ -96,7 +96,8 @@ def log_posteriors(
     x_TF = torch.from_numpy(np.ascontiguousarray(features_TF, dtype=np.float32)).to(device)
     size = min(window.chunk or num_frames, num_frames)
     frame_C = torch.arange(size, device=device)
-    starts_B = -(-window.starts(num_frames) // rate) * rate  # so that outputs of all windows are for the same frames
+    # rounded up, so that outputs of all windows are for the same frames
+    starts_B = np.unique(-(-window.starts(num_frames) // rate) * rate)
     frames_BC = torch.from_numpy(starts_B).to(device)[:, None] + frame_C
     weight_C = torch.minimum(frame_C, size - 1 - frame_C) + 1.0
     end = num_frames + rate - 1  # of the last window

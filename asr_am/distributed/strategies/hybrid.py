@@ -31,8 +31,8 @@ from asr_am.distributed.team import Team, Work, rounds
 class Hybrid(Strategy):
     """Overlapped model averaging. Between steps `params.w` is A_t, where the next gradient is taken.
 
-    `_pushed` is W'_t and becomes A_{t+1} when the pending all-reduce completes. In 16 bits that is of W'_t - A_t,
-    as the rounding of whole weights would hide small changes.
+    `_pushed` is W'_t and becomes A_{t+1} when the pending all-reduce completes. In 16 bits W'_t - A_t is sent, as
+    the rounding of whole weights would hide small changes.
     """
 
     name = "hybrid"
