@@ -52,7 +52,7 @@ def run_worker(config: TrainConfig) -> None:
         team = connect_team(config)
         if team is None:
             return
-        train_run(config.make_run(team.rank), team, config.cluster.faults)
+        train_run(config.make_run(team.rank), team)
 
 
 def connect_team(config: TrainConfig) -> Team | None:

@@ -140,7 +140,6 @@ def train_model(
     started = "ASR_AM_LAUNCHER" in os.environ and team.clock == "wall"
     signals = ("USR1",) if started else ()  # which `launch` sends to its learners
     try:
-        trainer.strategy.check(team.faults)
         with noting(signals):
             trainer.train()
     finally:

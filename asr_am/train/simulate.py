@@ -62,9 +62,7 @@ def simulate_run(
     )
 
     def run_learner(team: Team) -> None:
-        trainer = Trainer(run, team)
-        trainer.strategy.check(cluster.faults)
-        trainer.train()
+        Trainer(run, team).train()
 
     try:
         sim.run(run_learner)

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr_am.distributed.cluster_config import Faults
 from asr_am.distributed.flat_params import BucketHook
 from asr_am.distributed.leases import (
     LearnerLost,
@@ -81,7 +80,7 @@ REL_TOL = 1e-6  # relative difference of sums that are only added in another ord
 def train(
     egs_dir: Path, out: Path, options: TrainOptions, *, strategy: StrategyFactory = Local,
     tracker: Tracker | None = None, provenance: Mapping[str, object] | None = None, team: Team | None = None,
-    servers: int = 0, faults: Faults | None = None, share_gpus: bool = False,
+    servers: int = 0, share_gpus: bool = False,
 ) -> None:  # fmt: skip
     """Trains as one learner of a team, from the newest checkpoint in `out` if there is one.
 
@@ -96,12 +95,11 @@ def train(
         provenance: origin of the run, for summary.json and the model file.
         team: this learner's end of the team. None: a single learner.
         servers: number of ranks, the team's last, that only serve parameters. They compute on the CPU.
-        faults: faults of the team.
         share_gpus: several learners of a host may compute on one GPU.
 
     Raises:
         InputError: examples or a checkpoint are damaged, the loss is NaN or Inf, or the strategy does not tolerate the
-            faults.
+            team's faults.
     """
     team = team or SingleProcess()
     learners = team.size - servers
@@ -109,25 +107,22 @@ def train(
         egs_dir, out, options if team.rank < learners else replace(options, device="cpu"), strategy, learners=learners,
         tracker=tracker, provenance=provenance, share_gpus=share_gpus,
     )  # fmt: skip
-    train_run(setup, team, faults)
+    train_run(setup, team)
 
 
-def train_run(run: Trainable, team: Team, faults: Faults | None = None) -> None:
+def train_run(run: Trainable, team: Team) -> None:
     """Trains any model as one learner of a team, and closes the run and the team.
 
     Args:
         run: the run.
         team: this learner's end of the team.
-        faults: faults of the team.
 
     Raises:
         InputError: as of `train`.
     """
     torch.set_num_threads(run.options.threads or (cores() if team.size == 1 else 1))
     try:
-        trainer = Trainer(run, team)
-        trainer.strategy.check(faults or Faults())
-        trainer.train()
+        Trainer(run, team).train()
     finally:
         run.run_log.close()
         team.close()
@@ -156,6 +151,7 @@ class Trainer:
 
     def train(self) -> None:
         """Trains from the newest checkpoint to the last epoch, or until the schedule ends the training."""
+        self.strategy.check(self.team.faults)
         try:
             self._begin()
             while self.progress.epoch < self.options.epochs and (schedule := self._schedule()):

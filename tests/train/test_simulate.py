@@ -18,7 +18,7 @@ from asr_am.distributed.strategies.dpsgd import Dpsgd
 from asr_am.distributed.strategies.local import Local
 from asr_am.distributed.strategies.ps_sync import PsSync
 from asr_am.distributed.strategies.sync import Sync
-from asr_am.distributed.team import LearnerLost
+from asr_am.distributed.team import LearnerLost, SingleProcess
 from asr_am.egs.loader import Loader
 from asr_am.errors import InputError
 from asr_am.models.model_file import load_acoustic_model
@@ -219,8 +219,10 @@ def test_train_checks_the_faults_too(egs_dir: Path, tmp_path: Path) -> None:
         def check(self, faults: Faults) -> None:
             raise InputError(f"no strategy for {faults.lost_share}")
 
+    team = SingleProcess()
+    team.faults = Faults(lost_share=0.1)
     with pytest.raises(InputError, match=r"no strategy for 0\.1"):
-        train(egs_dir, tmp_path, OPTIONS, strategy=Fragile, faults=Faults(lost_share=0.1))
+        train(egs_dir, tmp_path, OPTIONS, strategy=Fragile, team=team)
 
 
 def test_a_run_resumes_only_with_the_same_number_of_servers(egs_dir: Path, tmp_path: Path) -> None:
