@@ -132,18 +132,24 @@ def _compose(
 
 @compiled
 def _best(head: int, next_N: list[int], cost_N: list[float], beam: float) -> list[int]:
-    """Returns the states of one chain within `beam` of its best, at most MAX_HISTORIES."""
-    members = [head for _ in range(0)]
-    lowest = np.inf
+    """Returns the states of one chain within `beam` of its best, at most MAX_HISTORIES and those of equal cost."""
+    lowest_K = np.full(MAX_HISTORIES, np.inf)  # in ascending order. numba takes seconds to compile a sort
     state = head
     while state >= 0:
-        members.append(state)
-        lowest = min(lowest, cost_N[state])
+        cost, k = cost_N[state], MAX_HISTORIES - 1
+        if cost < lowest_K[k]:
+            while k > 0 and lowest_K[k - 1] > cost:
+                lowest_K[k] = lowest_K[k - 1]
+                k -= 1
+            lowest_K[k] = cost
         state = next_N[state]
-    kept = [member for member in members if cost_N[member] <= lowest + beam]
-    if len(kept) > MAX_HISTORIES:
-        cost_K = np.array([cost_N[member] for member in kept])
-        kept = [kept[position] for position in np.argsort(cost_K)[:MAX_HISTORIES]]
+    limit = min(lowest_K[0] + beam, lowest_K[-1])
+    kept = [head for _ in range(0)]
+    state = head
+    while state >= 0:
+        if cost_N[state] <= limit:
+            kept.append(state)
+        state = next_N[state]
     return kept
 
 
