@@ -32,7 +32,8 @@ class ForkedPopen:
     """Implements what the launcher and some tests use of `subprocess.Popen`.
 
     Args:
-        command: `[sys.executable, "-m", module, argument, ...]`. Any other is started by `subprocess.Popen`.
+        command: `[sys.executable, "-m", module, argument, ...]` or `[sys.executable, "program.py", argument, ...]`.
+            Any other is started by `subprocess.Popen`.
         env: the complete environment.
         start_new_session: must be True, as the launcher has it.
         pass_fds: descriptors to inherit, under other numbers.
@@ -41,7 +42,7 @@ class ForkedPopen:
     def __new__(
         cls, command: Sequence[str], env: Mapping[str, str], start_new_session: bool, pass_fds: Sequence[int] = ()
     ) -> Any:
-        if list(command[:2]) != [sys.executable, "-m"]:
+        if command[0] != sys.executable or not (command[1] == "-m" or command[1].endswith(".py")):
             return subprocess.Popen(command, env=env, start_new_session=start_new_session, pass_fds=pass_fds)
         return super().__new__(cls)
 
@@ -50,8 +51,8 @@ class ForkedPopen:
     ) -> None:
         assert start_new_session
         inherited = [DupFd(descriptor) for descriptor in pass_fds]
-        arguments = (list(command[2:]), dict(env), os.getcwd(), DupFd(1), DupFd(2), inherited)
-        self._process = FORK_SERVER.Process(target=_run_module, args=arguments)
+        arguments = (list(command[1:]), dict(env), os.getcwd(), DupFd(1), DupFd(2), inherited)
+        self._process = FORK_SERVER.Process(target=_run_python, args=arguments)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -73,10 +74,10 @@ class ForkedPopen:
         return self._process.exitcode
 
 
-def _run_module(
-    argv: list[str], env: dict[str, str], directory: str, stdout: Any, stderr: Any, inherited: list[Any]
+def _run_python(
+    arguments: list[str], env: dict[str, str], directory: str, stdout: Any, stderr: Any, inherited: list[Any]
 ) -> None:
-    """Runs `python -m argv` in this forked process."""
+    """Runs `python` with these arguments in this forked process."""
     os.setsid()
     for connection in inherited:
         connection.detach()
@@ -85,6 +86,11 @@ def _run_module(
     os.environ.clear()
     os.environ.update(env)
     os.chdir(directory)
-    sys.path.insert(0, directory)
-    sys.argv = argv
-    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+    if arguments[0] == "-m":
+        sys.path.insert(0, directory)
+        sys.argv = arguments[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(arguments[0]))
+        sys.argv = arguments
+        runpy.run_path(sys.argv[0], run_name="__main__")
