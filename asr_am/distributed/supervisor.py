@@ -416,19 +416,23 @@ class Supervisor:
     def _register_node(self, connection: bytes, message: ControlMessage) -> None:
         if message.get("op") != "node" or any(host.connection == connection for host in self._hosts.values()):
             return
-        spec, node = self._spec, message.get("node")
+        spec, node, name = self._spec, message.get("node"), str(message.get("host"))
+        earlier = self._hosts.get(node) if isinstance(node, int) else None
         options = [message.get(key) for key in ("nodes", "learners", "in_step")]
         wrong = None
         if options != [spec.nodes, spec.learners, spec.synchronous]:
             wrong = (
                 f"host {node} was started with different learners, nodes or strategy than host 0: they must be equal"
             )
-        elif not isinstance(node, int) or not 0 < node < spec.nodes or node in self._hosts:
+        elif not isinstance(node, int) or not 0 < node < spec.nodes or (earlier and earlier.name != name):
             wrong = f"node_rank={node} is used by another host: give each host its own"
         if wrong:
             self._server.send(connection, {"do": "stop", "error": wrong})
             raise InputError(wrong)
-        self._hosts[int(str(node))] = Host(str(message.get("host")), connection, self._clock.now())
+        if earlier:
+            again = f"the command with node_rank={node} has been started again on this host, so this one ends"
+            self._server.send(earlier.connection, {"do": "stop", "error": again})
+        self._hosts[int(str(node))] = Host(name, connection, self._clock.now())
 
     def _on_node(self, connection: bytes, message: ControlMessage) -> None:
         """Handles an agent's report, heartbeat, or word that its host has been asked to end."""

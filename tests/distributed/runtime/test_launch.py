@@ -290,21 +290,20 @@ def test_learners_hold_the_lock_of_their_run_when_its_launcher_is_killed(
 
 
 class Hosts:
-    """The same call of `launch` on several hosts, here in threads, of which the last is `late` by seconds. errors: by
-    node rank.
+    """The same call of `launch` on several hosts, here in threads, each `late` seconds after the one before. errors:
+    by node rank.
     """
 
     def __init__(self, folder: Path, text: str, learners: list[int], late: float = 0.0, **options: Any) -> None:
         self.errors: dict[int, BaseException] = {}
-        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        self.address = options.pop("address", None) or f"127.0.0.1:{free_port('127.0.0.1')}"
         self._threads = [
             threading.Thread(target=self._run, args=(script(folder, text), node, count, len(learners), options))
             for node, count in enumerate(learners)
         ]
-        for thread in self._threads[:-1]:
+        for thread in self._threads:
             thread.start()
-        time.sleep(late)
-        self._threads[-1].start()
+            time.sleep(late)
 
     def wait(self) -> dict[int, BaseException]:
         deadline = time.monotonic() + 90
@@ -468,6 +467,18 @@ def test_hosts_may_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(left(tmp_path)) == 3
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_command_may_be_started_again_while_other_hosts_are_awaited(tmp_path: Path, same: bool) -> None:
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    ended = SilentHost(address, True, nodes=3, host=socket.gethostname() if same else "another")
+    errors = Hosts(tmp_path, "", [1, 1, 1], late=1.0, synchronous=True, address=address).wait()
+    ended.close()
+    if same:
+        assert errors == {} and len(left(tmp_path)) == 3
+    else:
+        assert "node_rank=1 is used by another host" in str(errors[0])
+
+
 def test_a_supervisor_that_was_stopped_declares_nobody_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that blocks its loop stands for a process that is stopped."""
     for module in (supervisor, agent, starting):
@@ -488,11 +499,11 @@ def test_a_supervisor_that_was_stopped_declares_nobody_lost(tmp_path: Path, monk
 class SilentHost:
     """Reports for duty, and is never heard of again."""
 
-    def __init__(self, address: str, synchronous: bool) -> None:
+    def __init__(self, address: str, synchronous: bool, nodes: int = 2, host: str = "silent") -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.connect(f"tcp://{address}")
-        message = {"op": "node", "node": 1, "nodes": 2, "learners": 1, "in_step": synchronous, "host": "silent"}
+        message = {"op": "node", "node": 1, "nodes": nodes, "learners": 1, "in_step": synchronous, "host": host}
         self._socket.send(b"\xff no JSON")
         self._socket.send(b"[1]")
         self._socket.send(json.dumps(message).encode())
