@@ -101,24 +101,33 @@ class Rendezvous:
         Raises:
             InputError: learners are missing, have different WORLD_SIZE, or share a rank.
         """
+        self._check_in()
+        rank, keys = self._env.rank, [f"address/{other}" for other in range(self._env.size)]
+        with self._store_errors():
+            self.store.set(keys[rank], json.dumps([address, gpu]))
+            self._await(keys)
+            return {other: PeerInfo(*json.loads(self.store.get(key))) for other, key in enumerate(keys)}
+
+    def _check_in(self) -> None:
+        """Waits for all learners. What they sign after this counts for this start only."""
         rank, size = self._env.rank, self._env.size
         keys = [f"learner/{other}" for other in range(size)]
+        nonce = secrets.token_hex(16)
         with self._store_errors():
             if self.store.add(f"times/{rank}", 1) > 1:
                 raise InputError(
                     f"RANK={rank} was given to two processes: start each learner once, with a rank of its own"
                 )
-            self.store.set(keys[rank], json.dumps([size, address, gpu]))
-            self._await(keys, lambda missing: (
-                f"learners {', '.join(key.split('/')[1] for key in missing)} of WORLD_SIZE={size} have not connected"
-            ))  # fmt: skip
-            peer_info: list[list[Any]] = [json.loads(self.store.get(key)) for key in keys]
-        for other, (other_size, *_) in enumerate(peer_info):
+            self.store.set(keys[rank], json.dumps([size, nonce]))
+            self._await(keys)
+            told: list[list[Any]] = [json.loads(self.store.get(key)) for key in keys]
+        for other, (other_size, _) in enumerate(told):
             if other_size != size:
                 raise InputError(
                     f"WORLD_SIZE={size} at learner {rank}, but {other_size} at learner {other}: they must be equal"
                 )
-        return {other: PeerInfo(*told) for other, (_, *told) in enumerate(peer_info)}
+        if isinstance(self.store, SignedStore):
+            self.store.sign_for([nonce if other == rank else text for other, (_, text) in enumerate(told)])
 
     def _agree_on_dir(self) -> Path:
         """Returns the private directory that learner 0 makes."""
@@ -134,7 +143,7 @@ class Rendezvous:
         with self._store_errors():
             if self._env.rank == 0:
                 self.store.set(key, make())
-            self._await([key], lambda missing: "learner 0 has not connected")
+            self._await([key])
             return self.store.get(key).decode()
 
     @contextmanager
@@ -183,11 +192,16 @@ class Rendezvous:
                     ) from error
                 time.sleep(0.1)
 
-    def _await(self, keys: Sequence[str], describe: Callable[[Sequence[str]], str]) -> None:
+    def _await(self, keys: Sequence[str]) -> None:
+        """Waits for entries. Those of several learners have names that end with their ranks."""
         missing = list(keys)
         while missing := [key for key in missing if not self.store.check([key])]:
             if self._left() <= 0:
-                raise InputError(f"{self._name}: {describe(missing)} within {self._timeout:g} s")
+                late = "learner 0 has not connected"
+                if len(keys) > 1:
+                    ranks = ", ".join(key.split("/")[1] for key in missing)
+                    late = f"learners {ranks} of WORLD_SIZE={self._env.size} have not connected"
+                raise InputError(f"{self._name}: {late} within {self._timeout:g} s")
             time.sleep(0.01)
 
     def _left(self) -> float:

@@ -2,8 +2,8 @@
 
 torch's TCPStore accepts everyone who connects. With a key that only the learners have, what another process writes is
 an error: the addresses of learners, of gloo and of NCCL. Entries stay readable, and counters (`add`) have no signature:
-who changes or deletes one can stop a run. An entry of an earlier run with the same key is taken, too. Who has kept one
-and listens at the address in it could take part in collectives, so long-lived keys need a network that is trusted.
+who changes or deletes one can stop a run. Somebody may have kept entries of an earlier run with the same key, and may
+listen at the addresses in them. `sign_for` excludes these.
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ class SignedStore(Store):
     def __init__(self, store: Store, key: str) -> None:
         super().__init__()
         self._store, self._key = store, key.encode()
+
+    def sign_for(self, nonces: Sequence[str]) -> None:
+        """From now on accepts only what is signed by learners that know the same nonces.
+
+        Args:
+            nonces: a random text of each learner, by rank, the own one not read from the store.
+        """
+        self._key = hmac.digest(self._key, " ".join(nonces).encode(), DIGEST)
 
     def set(self, name: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)

@@ -8,6 +8,7 @@ import socket
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -101,6 +102,25 @@ def test_an_entry_without_the_key_is_an_error() -> None:
     port = free_port("127.0.0.1")
     found = outcomes([replace(who(rank, 2, port), one_host=False, key=new_key()) for rank in range(2)], SOON)
     assert "learners 1 of WORLD_SIZE=2 have not connected" in str(found[0]) and "with this run's key" in str(found[1])
+
+
+def test_entries_of_an_earlier_run_with_the_same_key_are_an_error() -> None:
+    """Learner 1 is late, and somebody writes what it wrote in the run before."""
+    port, key = free_port("127.0.0.1"), new_key()
+    learners = [Rendezvous(replace(who(rank, 2, port), one_host=False, key=key), 20.0) for rank in (0, 1)]
+    with ThreadPoolExecutor() as pool:
+        for found in pool.map(lambda learner: learner.exchange("tcp://mail", None), learners):
+            assert found.keys() == {0, 1}
+    store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30), wait_for_workers=False)
+    kept = {name: store.get(f"asr_am/0/{name}") for name in ("learner/1", "address/1")}
+    del learners, store
+    port = free_port("127.0.0.1")
+    first = Rendezvous(replace(who(0, 2, port), one_host=False, key=key), 20.0)
+    raw = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30), wait_for_workers=False)
+    for name, value in kept.items():
+        raw.set(f"asr_am/0/{name}", value)
+    with pytest.raises(InputError, match=r"the entry 'address/1' was not written by a learner with this run's key"):
+        first.exchange("tcp://mail", None)
 
 
 def test_on_one_host_a_forged_entry_is_not_read(tmp_path: Path) -> None:
