@@ -4,6 +4,18 @@
 # existing file or directory), value_options (one word), flag_options (NAME=VALUE, without argument).
 # shellcheck shell=bash
 set -euo pipefail
+running=                                   # process of the stage that works
+
+preempted() {
+    echo "ERROR asked to end by a signal; the same command continues" >&2
+    exit 75
+}
+
+forward() {                                # SIGNAL: to the stage, as Slurm may send it to this shell alone
+    [ -n "$running" ] || preempted
+    kill -"$1" "$running" 2>/dev/null || true
+}
+
 trap 'forward USR1' USR1                   # the stage that gets one saves a checkpoint and ends with status 75
 trap 'forward USR2' USR2
 started_in=$PWD                            # paths in options are relative to it
@@ -112,13 +124,8 @@ check_overrides() {                        # once, before the first stage
     [ -z "$checked" ] || return 0
     checked=yes
     if [ "${#overrides[@]}" -gt 0 ]; then
-        python -m asr_am.stages.check "$first" "$last" corpus="$corpus" nj="$jobs" "${overrides[@]}"
+        in_foreground python -m asr_am.stages.check "$first" "$last" corpus="$corpus" nj="$jobs" "${overrides[@]}"
     fi
-}
-
-running=
-forward() {                                # SIGNAL: to the stage, as Slurm may send it to this shell alone
-    [ -z "$running" ] || kill -"$1" "$running" 2>/dev/null || true
 }
 
 in_foreground() {                          # COMMAND ...: returns its status. Traps act at once, not at its end
@@ -133,6 +140,9 @@ in_foreground() {                          # COMMAND ...: returns its status. Tr
     fi
     running=
     trap - INT
+    case $status in
+        $((128 + $(kill -l USR1))) | $((128 + $(kill -l USR2)))) preempted ;;      # before Python has begun
+    esac
     return "$status"
 }
 
@@ -148,5 +158,5 @@ stage() {                                  # NUMBER NAME [DEFAULT_OVERRIDE ...]
     check_overrides
     echo "stage $number: $name"
     in_foreground python -m "asr_am.stages.$name" --multirun corpus="$corpus" nj="$jobs" "${defaults[@]}" "${overrides[@]}"
-    [ "$name" != report ] || python -m asr_am.stages.closing corpus="$corpus" "${defaults[@]}" "${overrides[@]}"
+    [ "$name" != report ] || in_foreground python -m asr_am.stages.closing corpus="$corpus" "${defaults[@]}" "${overrides[@]}"
 }

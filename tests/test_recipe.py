@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -257,6 +257,28 @@ def test_a_training_that_is_asked_to_end_saves_a_checkpoint_first(
     if launcher == "alone":
         return
     assert checkpoints[0] < checkpoints[1] and f"resuming from {folder}" in said.read_text()
+
+
+def test_a_signal_before_the_first_stage_is_not_lost(tmp_path: Path) -> None:
+    """It goes to bash alone, while the options are checked."""
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([RUN, f"exp={tmp_path}"], cwd=ROOT, text=True, start_new_session=True, **both) as process:
+        deadline = time.monotonic() + 60
+        while not any(b"asr_am.stages.check" in command for command in commands_of_children(process.pid)):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGUSR1)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 75 and "asked to end by a signal; the same command continues" in said
+    assert "stage 0" not in said
+
+
+def commands_of_children(parent: int) -> list[bytes]:
+    found = []
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with suppress(OSError):  # it has ended
+            found.append(Path(f"/proc/{child}/cmdline").read_bytes())
+    return found
 
 
 @pytest.mark.parametrize(
