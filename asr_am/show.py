@@ -11,7 +11,6 @@ exp/<corpus>/show/alignments/<system>/<set>.{words,phones}.ctm, and as Praat's T
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -19,7 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asr_am.data.record import read_record
 from asr_am.errors import InputError
+from asr_am.options import RESERVED
 from asr_am.score.cli import exit_code
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def find_corpus(given: Path | None) -> Path:
 
 def find_run(root: Path, name: str | None) -> Path:
     """Returns the decoding run `name`, by default the one with the lowest WER on dev. Raises InputError without one."""
-    runs = sorted(path.parent for path in (root / "decode").glob("*/system.json") if path.parent.suffix != ".partial")
+    found = (path.parent for path in (root / "decode").glob("*/system.json"))
+    runs = sorted(run for run in found if not RESERVED.search(run.name))
     names = [run.name for run in runs]
     if name is not None:
         if name not in names:
@@ -61,7 +63,9 @@ def find_run(root: Path, name: str | None) -> Path:
 
     def dev_wer(run: Path) -> float:
         score = root / "score" / run.name / "wer.json"
-        return float(json.loads(score.read_text(encoding="utf-8"))["dev_wer"]) if score.is_file() else float("inf")
+        if not score.is_file():
+            return float("inf")
+        return float(read_record(score, remedy="run stage 9 (score) again")["dev_wer"])
 
     return min(runs, key=dev_wer)
 

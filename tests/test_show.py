@@ -163,7 +163,7 @@ def test_unknown_names_are_answered_with_known_ones(
 
 
 def test_the_only_corpus_and_the_best_run_on_dev_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, wer in (("mono_a", 30.0), ("tri_a", 10.0), ("tri_b", 20.0), ("new_a", None)):
+    for name, wer in (("mono_a", 30.0), ("tri_a", 10.0), ("tri_b", 20.0), ("new_a", None), ("tri_a.outdated", 5.0)):
         (tmp_path / "exp/one/decode" / name).mkdir(parents=True)
         (tmp_path / "exp/one/decode" / name / "system.json").touch()
         if wer is not None:

@@ -27,25 +27,27 @@ class Versus:
     outcome: Comparison
 
 
-MIN_WORDS, MIN_SEEDS = 5000, 2
+MIN_WORDS, MIN_SEGMENTS, MIN_SEEDS = 5000, 20, 2
 VERDICT_RULE = (
-    f"Verdict: by the 95 % interval, if the test set has at least {MIN_WORDS:,} words and there are at least "
-    f"{MIN_SEEDS} seeds of each system that has seeds (a GMM has none)."
+    f"Verdict: by the 95 % interval, if the test set has at least {MIN_WORDS:,} words in {MIN_SEGMENTS} segments and "
+    f"there are at least {MIN_SEEDS} seeds of each system that has seeds (a GMM has none)."
 )
 
 
 def verdict(pair: Versus) -> str:
     """Returns the verdict on the system against its baseline.
 
-    A verdict needs a test set of at least 5,000 words, and at least two seeds of each system. A GMM is trained without
-    a seed and counts as it is. Where this holds, the system is "better" or "worse" if the 95 % interval of the
-    difference excludes zero, else "not significant". Where it does not, the reason is returned: "too few words (773)",
-    "one seed", or both.
+    A verdict needs a test set of at least 5,000 words in 20 segments, and at least two seeds of each system. A GMM is
+    trained without a seed and counts as it is. Where this holds, the system is "better" or "worse" if the 95 % interval
+    of the difference excludes zero, else "not significant". Where it does not, the reasons are returned: "too few words
+    (773)", "too few segments (1)", "one seed".
     """
     scores = [*pair.baseline.scores, *pair.system.scores]
     words = min(sum(words for _, words in score.segments.values()) for score in scores)
     seeds = [{score.seed for score in family.scores} for family in (pair.baseline, pair.system)]
     reasons = [f"too few words ({words:,})"] if words < MIN_WORDS else []
+    segments = min(len(score.segments) for score in scores)
+    reasons += [f"too few segments ({segments})"] if segments < MIN_SEGMENTS else []
     reasons += ["one seed"] if any(each != {None} and len(each) < MIN_SEEDS for each in seeds) else []
     if reasons:
         return ", ".join(reasons)

@@ -124,10 +124,21 @@ def _details(run: TrainingRun, out: Path) -> dict[str, Any]:
     return {"run": run, "curves": _curves(run, out), "config": text}
 
 
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of a metrics.jsonl up to one that was being written when the training was killed."""
+    records = []
+    for _, line in numbered_lines(path, "train again"):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
 def _curves(run: TrainingRun, out: Path) -> Markup:
     """Returns an SVG of loss and learning rate by update, from metrics.jsonl. "" if nothing was recorded."""
     path = run.folder / "metrics.jsonl"
-    records = [json.loads(line) for _, line in numbered_lines(path, "train again")] if path.exists() else []
+    records = _metrics(path) if path.exists() else []
     if not records:
         return Markup("")
     figure = new_figure(9, 2.6)

@@ -12,8 +12,8 @@ from typing import Any
 
 from asr_am.data.record import read_record
 from asr_am.errors import InputError
+from asr_am.options import RESERVED
 
-UNFINISHED = (".partial", ".new", ".old", ".unfinished", ".outdated")  # suffixes of directories without results
 GMM_SYSTEMS = ("mono", "tri", "lda_mllt", "sat")  # systems without a training run, in table order
 
 
@@ -176,7 +176,7 @@ def folders(parent: Path) -> list[Path]:
     """Returns the finished directories in `parent`, sorted by name."""
     if not parent.is_dir():
         return []
-    finished = (folder for folder in parent.iterdir() if folder.is_dir() and not folder.name.endswith(UNFINISHED))
+    finished = (folder for folder in parent.iterdir() if folder.is_dir() and not RESERVED.search(folder.name))
     return sorted(folder for folder in finished if not folder.name.startswith("."))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from asr_am.data.textfile import numbered_lines
+from asr_am.score.files import lower
 
 REMEDY = "run stage 9 (score) again"
 HEADER = re.compile(r"(\S+) (\S+) (\S+) (\d+\.\d+) (\d+\.\d+)")
@@ -113,13 +114,13 @@ def _pieces(reference: str, hypothesis: str, marks: str) -> tuple[list[Piece], l
 
 
 def _audio_links(corpus_dir: Path) -> Mapping[str, str]:
-    """Returns the path of each recording of the test set, relative to exp/<corpus>/report where it is in exp."""
+    """Returns the path of each recording of test by its id as scored, relative to exp/<corpus>/report where in exp."""
     manifest = corpus_dir / "data" / "test" / "recordings.jsonl.gz"
     if not manifest.exists():
         return {}
     recordings = (json.loads(line) for _, line in numbered_lines(manifest, "run stage 0 (data) again"))
     return {
-        recording["id"]: quote(_from_report(source["source"]))
+        lower(recording["id"]): quote(_from_report(source["source"]))
         for recording in recordings
         for source in recording["sources"][:1]
         if source["type"] == "file"

@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> None:
     subsets = _subsets(options.subset) if options.subset else None
     for out in (options.json, options.errors):
         check_out(out, (options.stm, options.ctm, options.glm))
-    if options.json and options.json == options.errors:
+    if options.json and options.errors and options.json.resolve() == options.errors.resolve():
         raise InputError(f"--json and --errors are both {options.json}; give two files")
     reference = Reference(options.stm, options.glm, subsets, case_sensitive=options.case_sensitive)
     if options.validate and (words := reference.unexpected_words(options.ctm)):
@@ -69,7 +69,8 @@ def _run(options: argparse.Namespace) -> None:
     write_table(score, sys.stdout)
     if not options.case_sensitive and (pair := _differ_in_case(options.stm)):
         what = f"words that differ only in case, such as {' and '.join(pair)}, were taken for one, as sclite does"
-        print(f"asr_am.score: {options.stm}: {what}; --case-sensitive keeps them apart", file=sys.stderr)
+        remedy = "" if options.glm else "; --case-sensitive keeps them apart"  # rules need words without case
+        print(f"asr_am.score: {options.stm}: {what}{remedy}", file=sys.stderr)
     for second, first in _of_one_time(reference):
         print(f"asr_am.score: {second}: has the time of {first}; both count, as in sclite", file=sys.stderr)
 

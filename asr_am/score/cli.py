@@ -21,12 +21,14 @@ class CommandLineParser(argparse.ArgumentParser):
 
 
 def check_out(out: Path | None, inputs: Iterable[Path | None]) -> None:
-    """Raises InputError if a file to write is one of those to read, in the output of a stage, or in no folder."""
+    """Raises InputError if a file to write is one of those to read, a stage's, in no folder, or a link."""
     if out is None:
         return
     refuse_output(out.parent)
     if not out.parent.is_dir():
         raise InputError(f"{out}: {out.parent} is not a folder; give a file in one that exists")
+    if out.is_symlink() or (out.exists() and not out.is_file() and not out.is_dir()):
+        raise InputError(f"{out}: is a link, a device or a pipe, which a file would replace; give a plain file")
     for path in inputs:
         if path and out.exists() and path.exists() and out.samefile(path):
             raise InputError(f"{out}: is read, so it would be replaced by the result; give another file")

@@ -186,6 +186,11 @@ def show(text: bytes) -> str:
     return text.decode("utf-8", errors="backslashreplace")
 
 
+def lower(text: str) -> str:
+    """Returns text with A-Z in lower case: of other letters the NIST programs know no case."""
+    return text.encode("utf-8", errors="surrogateescape").lower().decode("utf-8", errors="surrogateescape")
+
+
 _LETTERS = rb"([a-z]*-)*[a-z]+"
 _STM_WORD = re.compile(
     b"|".join((

@@ -80,9 +80,11 @@ def _alignment(segment: SegmentScore, *, case_sensitive: bool) -> str:
 def _column(pair: Pair, *, case_sensitive: bool) -> tuple[str, str, str]:
     """Returns the three cells of one pair, errors in capitals unless case matters, padded to one width."""
     words = [str(word) if word else "" for word in (pair.reference, pair.hypothesis)]
+    if pair.operation != CORRECT and not case_sensitive:
+        words = [word.upper() for word in words]  # may be longer: ß becomes SS
     width = max(1, *map(len, words))
     if pair.operation != CORRECT:
-        words = [(word if case_sensitive else word.upper()) or "*" * width for word in words]
+        words = [word or "*" * width for word in words]
     mark = " " if pair.operation == CORRECT else pair.operation
     return f"{words[0]:<{width}}", f"{words[1]:<{width}}", f"{mark:<{width}}"
 

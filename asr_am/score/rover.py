@@ -17,6 +17,7 @@ Shapes: V votes of all slots, B words of a system in a piece.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,9 @@ def _read(path: Path) -> dict[Channel, list[Vote]]:
         try:
             confidence = float(np.float32(rest[0])) if rest else unknown
         except ValueError:
-            raise InputError(f"{where}: confidence {show(rest[0])!r} is not a number") from None
+            confidence = math.nan
+        if not math.isfinite(confidence):
+            raise InputError(f"{where}: confidence {show(rest[0])!r} is not a number")
         start = float(begin)
         votes.setdefault((file, channel), []).append(Vote(word, start, start + float(duration), confidence))
     return votes

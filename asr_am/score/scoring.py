@@ -6,6 +6,7 @@ segments by their mid-points, align (sclite -F -D), count.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,20 @@ from pathlib import Path
 from asr_am.errors import InputError
 from asr_am.score.alignment import CORRECT, DELETION, INSERTION, SUBSTITUTION, Pair, align
 from asr_am.score.csrfilt import Filter
-from asr_am.score.files import ReferenceSegment, Slot, parse_ctm, parse_stm, read_ctm, read_stm, show, unexpected_words
+from asr_am.score.files import (
+    ReferenceSegment,
+    Slot,
+    lower,
+    parse_ctm,
+    parse_stm,
+    read_ctm,
+    read_stm,
+    show,
+    unexpected_words,
+)
 from asr_am.score.word_network import Network, hypothesis_network, reference_network
+
+log = logging.getLogger(__name__)
 
 ALL = "all"
 FILE_PREFIX_SUBSETS = {"swb": "sw_", "ch": "en_"}  # Switchboard and CallHome halves of Hub5'00
@@ -135,6 +148,10 @@ class Reference:
         self.segments = [parse_stm(line, case_sensitive=case_sensitive) for line in lines]
         self.case_sensitive = case_sensitive
         self.subset_rules = SubsetRules.of(self.segments, comments, subsets)
+        files = {show(segment.file) for segment in self.segments}
+        for name, prefix in (subsets or {}).items():
+            if not any(file.startswith(lower(prefix)) for file in files):
+                log.warning("%s: the subset %s is empty, as no file begins with %s", stm, name, prefix)
         self._hypothesis_filter = Filter.for_hypothesis(glm) if glm else None
         self._networks = [None if segment.ignored else _network(segment) for segment in self.segments]
         self._scores: dict[tuple[int, tuple[Branches, ...]], SegmentScore] = {}
@@ -215,7 +232,7 @@ class SubsetRules:
     def split(self, segments: Sequence[SegmentScore]) -> dict[str, list[int]]:
         """Returns the positions of the segments of each subset."""
         subsets = {
-            name: [i for i, segment in enumerate(segments) if segment.file.startswith(prefix.lower())]
+            name: [i for i, segment in enumerate(segments) if segment.file.startswith(lower(prefix))]
             for name, prefix in self.prefixes.items()
         }
         names = [set(re.split("[<,>]", segment.label)) for segment in segments]

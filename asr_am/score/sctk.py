@@ -7,11 +7,12 @@ import re
 import shutil
 import subprocess
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 
 from asr_am.errors import InputError
-from asr_am.score.files import parse_stm, read_lines, read_stm
+from asr_am.score.files import lower, parse_stm, read_lines, read_stm
 from asr_am.score.scoring import Counts, Score, SegmentScore, SubsetRules
 
 PROGRAMS = ("sclite", "csrfilt.sh", "hubscr.pl", "rfilter1")
@@ -63,23 +64,28 @@ def score_files_sctk(
         report = (work / "out.pra").read_text(encoding="utf-8", errors="backslashreplace")
     segments = [_segment(match) for match in _FIELDS.finditer(report)]
     rules = SubsetRules.of([parse_stm(line) for line in lines], comments, subsets)
-    return Score(segments, rules.split(segments))
+    return Score(segments, rules.split(segments), case_sensitive=case_sensitive)
 
 
 def _prepare(directory: Path, source: Path, kind: str, purpose: str, glm: Path | None, work: Path) -> Path:
     """Sorts and filters one file as hubscr.pl does, and returns the result."""
     complete, result = work / f"{purpose}.complete.{kind}", work / f"{purpose}.{kind}"
-    text = source.read_bytes().replace(b"\r\n", b"\n")  # sclite would keep the \r in the last word
+    text = _plain_lines(source)
     complete.write_bytes(text.removesuffix(b"\n") + b"\n")  # sorting would join an unterminated last line to another
     _run(directory, ["perl", str(directory / "hubscr.pl"), f"sort{kind.upper()}"], work, complete, result)
     if glm:
         result, unfiltered = work / f"{purpose}.filtered.{kind}", result
         rules = work / "rules.glm"  # csrfilt.sh fails on a path with a blank
-        rules.write_bytes(glm.read_bytes().replace(b"\r\n", b"\n"))
+        rules.write_bytes(_plain_lines(glm))
         command = ["csrfilt.sh", "-i", kind, "-t", purpose, "-dh", str(rules)]
         if _run(directory, command, work, unfiltered, result):
             raise InputError(f"{glm}: csrfilt reports an error in the rules; score without --sctk to see which")
     return result
+
+
+def _plain_lines(path: Path) -> bytes:
+    """Returns a file without what sclite would keep: a byte order mark in the first name, \\r in the last words."""
+    return path.read_bytes().removeprefix(BOM_UTF8).replace(b"\r\n", b"\n")
 
 
 def _run(directory: Path, command: list[str], work: Path, stdin: Path | None = None, stdout: Path | None = None) -> str:
@@ -104,4 +110,5 @@ def _segment(match: re.Match[str]) -> SegmentScore:
     correct, substitutions, deletions, insertions = map(int, match["counts"].split())
     wrong = int(substitutions + deletions + insertions > 0)
     counts = Counts(1, correct, substitutions, deletions, insertions, wrong)
-    return SegmentScore(match["file"], match["channel"], match["speaker"], match["label"] or "", counts)
+    file, channel, speaker = (lower(match[name]) for name in ("file", "channel", "speaker"))  # `sclite -s` keeps case
+    return SegmentScore(file, channel, speaker, lower(match["label"] or ""), counts)

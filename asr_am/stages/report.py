@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import sys
@@ -16,6 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from asr_am.dask_jobs.job_options import JobOptions
+from asr_am.data.record import read_record
+from asr_am.options import RESERVED
 from asr_am.stages.app import stage
 from asr_am.stages.layout import Layout, layout
 from asr_am.stages.recipe_files import ROOT
@@ -32,13 +33,15 @@ LEFT_OUT = ("corpus", "nj", *JOBS, "data_dir", "logger", "run")  # overrides tha
 def targets(cfg: DictConfig) -> list[Target]:
     """Returns the report, made again when a file that it shows is new or changed."""
     paths = layout(cfg)
-    shown = sorted(path for pattern in SHOWN for path in paths.root.glob(pattern))
+    found = (path for pattern in SHOWN for path in paths.root.glob(pattern))
+    shown = sorted(path for path in found if not RESERVED.search(path.parent.name))
     command = command_line(cfg.corpus.name)
     model = paths.run(cfg.run) if "nnet" in cfg.systems else None
     description = cfg.corpus.get("description") or ""
     build = partial(write, paths, command, description, model, values(cfg.logger))
-    sources = {"command": command_line(cfg.corpus.name, (*LEFT_OUT, "exp"))}  # the same in a copied exp
+    sources: dict[str, Any] = {"command": command_line(cfg.corpus.name, (*LEFT_OUT, "exp"))}  # the same in a copied exp
     sources |= {"description": description} if description else {}
+    sources["shown"] = [str(path.relative_to(paths.root)) for path in shown]  # a renamed run is another one
     return [Target(paths.report, shown, sources, build, extra_outputs=[paths.results])]
 
 
@@ -78,7 +81,10 @@ def track(model: Path, logger: dict[str, Any], report: Path) -> None:
 
 def wer_table(paths: Layout) -> str:
     """Returns a table with the WER in percent of every scored run, on all of the test set and on each subset."""
-    scores = [json.loads(path.read_text()) for path in sorted(paths.root.glob("score/*/wer.json"))]
+    from asr_am.report.results import folders
+
+    records = (folder / "wer.json" for folder in folders(paths.root / "score"))
+    scores = [read_record(path, remedy="run stage 9 (score) again") for path in records]
     subsets = list(dict.fromkeys(name for score in scores for name in score if "errors" in _counts(score, name)))
     rows = [["run", *subsets]]
     for score in scores:

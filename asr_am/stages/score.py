@@ -48,7 +48,7 @@ def targets(cfg: DictConfig) -> list[Target]:
                 run = f"{system.name}_{lm}"
                 words = paths.root / part / run
                 score = partial(score_run, paths, words, system, lm, options, values(cfg.logger))
-                made.append(Target(paths.scored(run), [paths.data, words], options, score))
+                made.append(Target(paths.scored(run), [paths.data, words], options, score, version=2))
     return made
 
 
@@ -82,7 +82,7 @@ def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: di
         "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": on_dev.lm,
         "insertion_penalty": on_dev.insertion, "dev_wer": 100.0 * on_dev.errors / max(1, on_dev.words),
         "commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"),
-        "reference": hashlib.sha256((paths.data / "test/ref.stm").read_bytes()).hexdigest()[:16],
+        "reference": digest_of(paths.data, test.case_sensitive),
     }  # fmt: skip
     counts = summary(score, options["bootstrap"])
     for subset in ("dev", "test"):
@@ -101,6 +101,15 @@ def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: di
     log.debug("test:\n%s", table.getvalue())
     if plan.model is not None:
         track(tracker, plan.model, lm, head | counts, score)
+
+
+def digest_of(data: Path, case_sensitive: bool) -> str:
+    """Returns a digest of what test is scored against: the STM, the GLM if there is one, and whether case matters."""
+    digest = hashlib.sha256((data / "test/ref.stm").read_bytes())
+    if (data / "en.glm").exists():
+        digest.update((data / "en.glm").read_bytes())
+    digest.update(b"case" if case_sensitive else b"")
+    return digest.hexdigest()[:16]
 
 
 def track(tracker: Tracker, model: Path, lm: str, results: Mapping[str, Any], score: Score) -> None:

@@ -278,6 +278,12 @@ class LmSection:
             raise InputError(f"lm.launcher.nodes={self.launcher['nodes']}: a language model trains on one host")
 
 
+WER_RECORD = (
+    "all", "system", "lm", "seed", "lm_weight", "insertion_penalty", "dev_wer", "commit", "date", "reference"
+)  # fmt: skip
+"""Names in wer.json beside those of the subsets."""
+
+
 @dataclass(frozen=True)
 class ScoreOptions:
     """The options of section `score`. They are explained in conf/config.yaml."""
@@ -289,6 +295,8 @@ class ScoreOptions:
         """Raises InputError if a value is out of range."""
         if self.bootstrap < 1:
             raise InputError(f"score.bootstrap={self.bootstrap}: must be a whole number of resamples, at least 1")
+        if taken := sorted({*WER_RECORD} & set(self.subsets)):
+            raise InputError(f"score.subsets: {taken[0]!r} is the name of something else in wer.json; choose another")
 
 
 def check(cfg: DictConfig) -> None:
@@ -300,6 +308,8 @@ def check(cfg: DictConfig) -> None:
     build(RecipeOptions, top | lists, "")
     for name in ("lm.name", "features.name", "align.system", "model.name", "strategy.name"):
         check_name(name, OmegaConf.select(cfg, name))
+    if "+" in str(OmegaConf.select(cfg, "lm.name")):
+        raise InputError(f"lm.name={cfg.lm.name}: must have no +, which joins the names of the models of a mixture")
     for section in ("corpus.lms", "corpus.sets"):
         for name in OmegaConf.select(cfg, section) or ():
             check_name(section, name)

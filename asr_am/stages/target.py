@@ -340,7 +340,7 @@ def used_bytes(folder: Path) -> int:
 def git_commit() -> str:
     """Returns the short hash of the checkout's commit, with `+` if files differ from it. "unknown" outside git."""
     try:
-        command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

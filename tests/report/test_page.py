@@ -72,12 +72,13 @@ def corpus_dir(tmp_path: Path) -> Path:
     (run / "config.yaml").write_text("note: <script>alert(1)</script>\n")
     lines = [{"batch": 10, "loss": 3.0, "lr": 0.1}, {"batch": 20, "loss": 2.0, "lr": 0.1}]
     lines.append({"batch": 20, "heldout_loss": 2.0})
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    torn = '{"batch": 30, "lo'  # by a kill
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     for system, substitutions in (("sat", 3), ("blstm-s1", 1)):
         folder = write_score(corpus, system, "kn3", [substitutions] * SEGMENTS)
         (folder / "errors.txt").write_text(ERRORS.format(substitutions=substitutions))
     (corpus / "data/test").mkdir(parents=True)
-    recording = {"id": "call", "sources": [{"type": "file", "channels": [0], "source": "wav/a call.wav"}]}
+    recording = {"id": "Call", "sources": [{"type": "file", "channels": [0], "source": "wav/a call.wav"}]}
     (corpus / "data/test/recordings.jsonl.gz").write_bytes(gzip.compress(json.dumps(recording).encode() + b"\n"))
     return corpus
 

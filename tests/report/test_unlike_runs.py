@@ -13,7 +13,7 @@ import yaml
 
 from asr_am.data.ownership import mark_own_dir
 from asr_am.report.compare import main
-from asr_am.report.comparisons import MIN_WORDS, Versus, compare, verdict
+from asr_am.report.comparisons import MIN_SEGMENTS, MIN_WORDS, Versus, compare, verdict
 from asr_am.report.results import Family, SystemScore, read_scores
 from asr_am.report.runs import group_runs, read_training_runs
 from asr_am.report.strategies import strategy_sections
@@ -251,14 +251,17 @@ def test_no_difference_between_scores_of_two_test_sets(tmp_path: Path) -> None:
     assert "| sync, 4 learners | kn3 | 1 | 40.00 | – | other test set | 40.00 | – | 40.00 | – |" in text
 
 
-def versus(root: Path, words: int, seeds: tuple[list[int | None], list[int | None]], errors: tuple[int, int]) -> Versus:
+def versus(
+    root: Path, words: int, seeds: tuple[list[int | None], list[int | None]], errors: tuple[int, int], segments: int
+) -> Versus:
     """Compares two systems on `words` words, with the share of wrong words given in percent."""
     write_score(root, "x", "kn3", [1] * SEGMENTS)
     (score,) = read_scores(root)
 
     def family(name: str, numbers: list[int | None], percent: int) -> Family:
-        segments = {"a": (words * percent // 200, words // 2), "b": (words * percent // 200, words - words // 2)}
-        scores: list[SystemScore] = [replace(score, seed=seed, segments=segments) for seed in numbers]
+        each = [len(range(n, words, segments)) for n in range(segments)]
+        counts = {str(n): (round(count * percent / 100), count) for n, count in enumerate(each)}
+        scores: list[SystemScore] = [replace(score, seed=seed, segments=counts) for seed in numbers]
         return Family(name, "kn3", scores)
 
     return compare(family("b", seeds[1], errors[1]), family("a", seeds[0], errors[0]))
@@ -282,9 +285,15 @@ def versus(root: Path, words: int, seeds: tuple[list[int | None], list[int | Non
 def test_a_verdict_needs_words_and_seeds(
     tmp_path: Path, words: int, seeds: tuple[list[int | None], list[int | None]], errors: tuple[int, int], expected: str
 ) -> None:
-    pair = versus(tmp_path, words, seeds, errors)
-    assert pair.outcome.difference.value == pytest.approx(errors[1] - errors[0], abs=0.1)
+    pair = versus(tmp_path, words, seeds, errors, MIN_SEGMENTS)
+    assert pair.outcome.difference.value == pytest.approx(errors[1] - errors[0], abs=0.5)
     assert verdict(pair) == expected
+
+
+def test_a_verdict_needs_segments(tmp_path: Path) -> None:
+    """Drawn from one segment, all samples are alike."""
+    pair = versus(tmp_path, MIN_WORDS, ([1, 2], [1, 2]), (20, 19), 1)
+    assert pair.outcome.significant and verdict(pair) == "too few segments (1)"
 
 
 def test_tables_of_the_report_have_the_rule(tmp_path: Path) -> None:
@@ -293,7 +302,7 @@ def test_tables_of_the_report_have_the_rule(tmp_path: Path) -> None:
     write_report(tmp_path, tmp_path / "report", "x")
     text = (tmp_path / "RESULTS.md").read_text()
     assert "| net | tri | kn3 | -10.00 [-10.00, -10.00] | 100.0 % | too few words (600), one seed |" in text
-    assert "at least 5,000 words and there are at least 2 seeds of each system" in text
+    assert "at least 5,000 words in 20 segments and there are at least 2 seeds of each system" in text
 
 
 def test_the_report_groups_no_unlike_seeds_and_compares_no_shares_with_the_gmm(tmp_path: Path) -> None:

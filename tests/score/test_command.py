@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 
 from asr_am.score import Counts, Reference, score_files
 from asr_am.score.__main__ import main
-from asr_am.score.output import to_json
-from asr_am.score.sctk import find_sctk
+from asr_am.score.output import to_json, write_alignments
+from asr_am.score.sctk import find_sctk, score_files_sctk
 
 STM = """;; LABEL "F" "Female" "Female speakers"
 ;; LABEL "all" "Everything" "Clashes with a name of ours"
@@ -54,10 +55,32 @@ def test_a_byte_order_mark_is_no_part_of_a_name(files: list[str], tmp_path: Path
     assert json.loads((tmp_path / "wer.json").read_text())["all"]["errors"] == 3
 
 
+@pytest.mark.skipif(find_sctk() is None, reason="NIST's sctk is not installed")
+def test_a_byte_order_mark_does_not_reach_sctk(tmp_path: Path) -> None:
+    (tmp_path / "ref.stm").write_text("f A s 0 1 one two\nf A s 1 2 three\n", encoding="utf-8-sig")
+    (tmp_path / "hyp.ctm").write_text("f A 0 .4 one\nf A .5 .4 two\nf A 1.2 .4 three\n", encoding="utf-8-sig")
+    head = ";; rules\n* name 'x'\n* format = 'NIST1'\n* max_nrules = '50'\n* case_sensitive = 'F'\n"
+    rules = f"{head}ONE => 1 / [ ] __ [ ]\n"
+    (tmp_path / "en.glm").write_text(rules, encoding="utf-8-sig")
+    for glm in (None, tmp_path / "en.glm"):
+        total = score_files_sctk(tmp_path / "ref.stm", tmp_path / "hyp.ctm", glm).total
+        assert (total.words, total.errors) == (3, 0)
+
+
 def test_subsets_by_prefix(files: list[str], tmp_path: Path) -> None:
     assert main([*files, "--subset", "first=SW_1", "--json", str(tmp_path / "wer.json")]) == 0
     result = json.loads((tmp_path / "wer.json").read_text())
     assert result["first"]["sentences"] == 2 and "swb" not in result
+
+
+def test_prefixes_fold_no_letters_but_those_of_nist(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "ref.stm").write_text("ÜN_1 A s 0 1 one\n", encoding="utf-8")
+    (tmp_path / "hyp.ctm").write_text("ÜN_1 A 0 1 one\n", encoding="utf-8")
+    score = Reference(tmp_path / "ref.stm", subsets={"u": "Ün_", "v": "other"}).score(tmp_path / "hyp.ctm")
+    assert score.subset("u").sentences == 1 and score.subset("v").sentences == 0
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "the subset v is empty, as no file begins with other"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +189,30 @@ def test_long_segments_align_as_short_ones(tmp_path: Path) -> None:
         from asr_am.score.sctk import score_files_sctk
 
         assert score_files_sctk(tmp_path / "ref.stm", tmp_path / "hyp.ctm").total == total
+
+
+def test_letters_that_grow_in_capitals_keep_the_columns(tmp_path: Path) -> None:
+    (tmp_path / "ref.stm").write_text("f A s 0 1 die straße\n", encoding="utf-8")
+    (tmp_path / "hyp.ctm").write_text("f A 0 1 die\n", encoding="utf-8")
+    write_alignments(score_files(tmp_path / "ref.stm", tmp_path / "hyp.ctm"), tmp_path / "errors.txt")
+    lines = (tmp_path / "errors.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[2:4] == ["REF:  die STRASSE", "HYP:  die *******"]
+
+
+def test_what_is_no_plain_file_is_not_replaced(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "kept.json").write_text("{}")
+    (tmp_path / "link").symlink_to("kept.json")
+    for name in ("pipe", "link"):
+        assert main([*files, "--json", str(tmp_path / name)]) == 1
+        assert "is a link, a device or a pipe" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
+    other = tmp_path / "x/../kept.json"
+    other.parent.parent.mkdir()
+    assert main([*files, "--json", str(tmp_path / "kept.json"), "--errors", str(other)]) == 1
+    assert "give two files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("programs", [pytest.param(False, id="own"), pytest.param(True, id="sclite")])

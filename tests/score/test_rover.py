@@ -77,8 +77,10 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     one = write(tmp_path / "1.ctm", (1.0, 0.5, "a", 0.5))
     bad = tmp_path / "bad.ctm"
     bad.write_text("f A 1.0 0.5 a high\n")
+    (tmp_path / "nan.ctm").write_text("f A 1.0 0.5 a nan\n")
     for arguments, message in (
-        ([one], "two systems"), ([one, bad], "bad.ctm:1: confidence 'high'"), ([one, tmp_path / "no.ctm"], "no.ctm"),
+        ([one], "two systems"), ([one, bad], "bad.ctm:1: confidence 'high'"),
+        ([one, tmp_path / "nan.ctm"], "nan.ctm:1: confidence 'nan'"), ([one, tmp_path / "no.ctm"], "no.ctm"),
         ([one, one, "--alpha", "2"], "--alpha 2: must be"), ([one, one, "--method", "best"], "--method"),
     ):  # fmt: skip
         assert main(["--out", str(tmp_path / "out.ctm"), "--ctm", *map(str, arguments)]) == 1

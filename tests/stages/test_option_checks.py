@@ -86,6 +86,8 @@ def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) 
         ("chain.leaves=0", r"^chain\.leaves must be"), ("+chain.leafs=1", r"^chain\.leafs: .* did you mean leaves\?"),
         ("run=tri", r"^run=tri: is the name of another system"), ("run=combined", "^run=combined: is the name"),
         ("combine=[a]", "^combine=.*: name two networks or more"), ("combine=[a,b,a]", "^combine=.*, each once$"),
+        ("score.subsets={seed: sw_}", r"^score\.subsets: 'seed' is the name of something else"),
+        ("lm.name=lstm+big", r"^lm\.name=lstm\+big: must have no \+"),
         ("score.bootstrap=0", r"^score\.bootstrap=0: "), ("egs=null", "^egs=None: must be a section"),
     ],
 )  # fmt: skip

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from asr_am.stages.report import command_line, targets
+from asr_am.stages.layout import layout
+from asr_am.stages.report import command_line, targets, wer_table
 from tests.support.configurations import config
+from tests.support.report_files import write_score
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,19 @@ def test_options_that_change_results_are_in_the_command(
     monkeypatch.setattr(HydraConfig, "initialized", staticmethod(lambda: True))
     monkeypatch.setattr(sys, "argv", ["stage", *words])
     assert command_line(corpus) == command
+
+
+def test_unfinished_scores_are_not_shown_and_a_renamed_one_is_another(tmp_path: Path) -> None:
+    cfg = config("corpus=minicts", f"exp={tmp_path}", "run=a")
+    folder = write_score(tmp_path / "minicts", "tri", "kn3", [1, 2])
+    for left in ("tri_kn3.partial", "tri_kn3.unfinished2"):
+        (folder.parent / left).mkdir()
+        (folder.parent / left / "wer.json").write_text('{"sys')
+    before = targets(cfg)[0]
+    assert {path.parent for path in before.inputs} == {folder}
+    assert wer_table(layout(cfg)).count("tri_kn3") == 1
+    folder.rename(folder.parent / "other_kn3")
+    assert targets(cfg)[0].config != before.config
 
 
 def test_what_a_corpus_is_reaches_the_report(tmp_path: Path) -> None:
