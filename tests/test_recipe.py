@@ -275,7 +275,7 @@ def test_a_signal_before_the_first_stage_is_not_lost(tmp_path: Path) -> None:
 
 def commands_of_children(parent: int) -> list[bytes]:
     found = []
-    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split():
         with suppress(OSError):  # it has ended
             found.append(Path(f"/proc/{child}/cmdline").read_bytes())
     return found
