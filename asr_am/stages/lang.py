@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.stages.app import stage
 from asr_am.stages.layout import layout
@@ -66,6 +67,9 @@ def check_options(cfg: DictConfig) -> None:
     build(LangOptions, values(cfg.corpus.lang), "corpus.lang")
     for name, lm in values(cfg.corpus.lms).items():
         build(NgramOptions, lm, f"corpus.lms.{name}")
+        path = Path(lm.get("arpa") or "").expanduser()
+        if path.is_absolute() and not path.is_file():
+            raise InputError(f"corpus.lms.{name}.arpa={path}: no such file; give an ARPA file")
 
 
 main = stage("lang", targets)

@@ -54,7 +54,7 @@ def _open_run(
 def find_text(folder: Path, text: str) -> Path:
     """Returns the path of a text of the corpus, given by its name, or of any text file."""
     candidates = folder / f"{text}.txt", Path(text).expanduser()
-    if not folder.exists():
+    if not folder.exists() and "/" not in text:
         return candidates[0]  # the target will name the stage that has not run
     for candidate in candidates:
         if candidate.is_file():

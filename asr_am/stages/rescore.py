@@ -112,6 +112,8 @@ def check_options(cfg: DictConfig) -> None:
 
     check_strategy(lm_config(cfg, layout(cfg).lm(cfg.lm.name)))
     build(LatticeOptions, values(cfg.lm)["lattice"], "lm.lattice")
+    if cfg.rescore and "/" in str(cfg.lm.text):  # a name may be that of a text that stage 0 is to make
+        find_text(layout(cfg).texts, cfg.lm.text)
 
 
 main = stage("rescore", targets)

@@ -41,7 +41,9 @@ def hold_out(train: CorpusSet) -> tuple[CorpusSet, CorpusSet, str]:
         held = _choose({utterance.id: utterance.duration / total for utterance in train.utterances}, 2, wanted)
         few = f"only {len(small)} of {len(by_speaker)} speakers have {BIGGEST:.1%} of the speech or less"
         why = "every utterance has a speaker of its own" if one_each else few
-        how = f"{len(held)} of {len(train.utterances)} training utterances, since {why}; dev is of known speakers"
+        how = (
+            f"{len(held)} of {len(train.utterances)} training utterances, since {why}; their speakers are in train, too"
+        )
     if len(held) >= len(train.utterances):
         raise InputError(
             f"{train.folder}: {len(train.utterances)} usable utterances are too few to hold some out; give --dev"

@@ -88,6 +88,7 @@ def test_right_options_are_accepted(tmp_path: Path, overrides: tuple[str, ...]) 
         ("combine=[a]", "^combine=.*: name two networks or more"), ("combine=[a,b,a]", "^combine=.*, each once$"),
         ("score.subsets={seed: sw_}", r"^score\.subsets: 'seed' is the name of something else"),
         ("lm.name=lstm+big", r"^lm\.name=lstm\+big: must have no \+"),
+        ("corpus.lms.kn3={arpa: /nowhere/x.arpa}", r"^corpus\.lms\.kn3\.arpa=/nowhere/x\.arpa: no such file"),
         ("score.bootstrap=0", r"^score\.bootstrap=0: "), ("egs=null", "^egs=None: must be a section"),
     ],
 )  # fmt: skip
