@@ -41,6 +41,7 @@ from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import composing
 from asr_am.stages.sections import check, values
 from asr_am.stages.stage_log import start_logging
+from asr_am.stages.systems import language_models
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,13 @@ def members(table: PaperTable, cfg: DictConfig, overrides: Sequence[str]) -> dic
             own = [*cell.options, *overrides, f"seed={seed}"]
             composed = compose_job(own)
             sections = {group: values(composed[group]) for group in ("cluster", "workload", "strategy")}
-            config = {**sections, "learners": composed.learners, "seed": seed, "corpus": cfg.corpus.name}
+            lms = language_models(composed)
+            if work.get("score") and len(lms) != 1:
+                raise InputError(
+                    f"table.cells.{name}: lms is [{', '.join(lms)}], and a table has the word error rates of one LM; "
+                    f"give one, such as lms=[{(lms or [*composed.corpus.lms])[-1]}]"
+                )
+            config = {**sections, "learners": composed.learners, "seed": seed, "corpus": cfg.corpus.name, "lms": lms}
             arguments = [*for_recipe(own), f"run={run}", "train.threads=1"]
             folder = root / "tables" / stem / run
             made.setdefault(name, []).append(Member(run, table.member, folder, work, config, arguments, root))

@@ -16,7 +16,9 @@ from asr_am.papers.members import WORK, Member, ParallaxWork, recipe, train
 from asr_am.papers.table import check_fitted, experiment_of, fitted, members, read_table
 from asr_am.parallax.config import Config
 from asr_am.parallax.throughput import SizedModel
+from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.resolvers import composing
 from asr_am.stages.sections import values
 from tests.support.configurations import config
 from tests.support.report_files import write_run, write_score
@@ -126,7 +128,8 @@ def test_the_trial_with_the_lowest_heldout_loss_is_scored(tmp_path: Path, monkey
         *_, rate, run = member.overrides
         assert run == f"run={member.name}" and sum(word.startswith("run=") for word in member.overrides) == 1
         if first == "7":
-            write_score(tmp_path, member.name, "kn3", [1] * 60)
+            for lm, errors in (("kn3", 1), ("kn2", 2), ("kn3+lstm", 3), ("kn3.outdated", 4), ("zero", 5)):
+                write_score(tmp_path, member.name, lm, [errors] * 60)
         elif isinstance(loss := losses[rate.partition("=")[2]], str):
             raise InputError(loss)
         else:
@@ -137,13 +140,25 @@ def test_the_trial_with_the_lowest_heldout_loss_is_scored(tmp_path: Path, monkey
     def measures(*rates: str) -> dict[str, float]:
         work = {"score": True, "trials": [f"schedule.base={rate}" for rate in rates]}
         name = "cell" + "".join(rates)
-        return train(Member(name, "train", tmp_path / name, work, {}, ["strategy=sync", "run=cell"], tmp_path))[0]
+        overrides = ["strategy=sync", "run=cell"]
+        return train(Member(name, "train", tmp_path / name, work, {"lms": ["kn3"]}, overrides, tmp_path))[0]
 
     found = measures("0.1", "4", "0.5")
     assert found["trial"] == 3 and found["heldout_loss"] == 1.5 and found["wer_all"] == 10
-    assert [path.parent.name for path in tmp_path.glob("score/*/wer.json")] == ["cell0.140.5-schedule.base-0.5_kn3"]
+    assert len(list(tmp_path.glob("score/cell0.140.5-schedule.base-0.5_*/wer.json"))) == 5
     with pytest.raises(InputError, match="diverges in each of 1 trials; try smaller rates"):
         measures("4")
     losses["4"] = "no space left (cell4-schedule.base-4_6.log)"
     with pytest.raises(InputError, match="no space left"):
         measures("4", "0.5")
+
+
+def test_a_table_has_the_word_error_rates_of_one_lm() -> None:
+    values = {"title": "", "member": "train", "within": 1.1, "work": {"score": True}, "cells": {"a": {}}}
+    table, overrides = PaperTable.build(values), ["+experiment=sixteen", "corpus=an4"]
+    with composing():
+        cfg = compose_job(overrides)
+        with pytest.raises(InputError, match=r"table.cells.a: lms is \[ug, kn2, kn3\].*, such as lms=\[kn3\]"):
+            members(table, cfg, overrides)
+        (member,) = members(table, cfg, [*overrides, "lms=[kn2]"])["a"]
+    assert member.config["lms"] == ["kn2"]
