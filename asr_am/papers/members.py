@@ -233,7 +233,7 @@ def member_of_trial(member: Member, override: str) -> Member:
 
 
 def plain_name(text: str) -> str:
-    """Returns text without what file names should not have."""
+    """Returns text without what file names should not have. Different texts may become equal."""
     return re.sub(r"[^A-Za-z0-9.+]+", "-", text).strip("-")
 
 

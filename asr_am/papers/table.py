@@ -29,7 +29,7 @@ from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.papers.cells import Measures, PaperTable, Row, count_predictions, format_rows, rows, unmet
-from asr_am.papers.members import WORK, Member, plain_name, recipe
+from asr_am.papers.members import WORK, Member, member_of_trial, plain_name, recipe
 from asr_am.papers.table_plot import plot_table
 from asr_am.parallel import Failure, isolated_map
 from asr_am.report.markup import code, literal
@@ -92,7 +92,24 @@ def members(table: PaperTable, cfg: DictConfig, overrides: Sequence[str]) -> dic
             arguments = [*for_recipe(own), f"run={run}", "train.threads=1"]
             folder = root / "tables" / stem / run
             made.setdefault(name, []).append(Member(run, table.member, folder, work, config, arguments, root))
+    refuse_equal_names(made)
     return made
+
+
+def refuse_equal_names(runs: Mapping[str, Sequence[Member]]) -> None:
+    """Raises InputError if two cells, seeds or trials would be the same run, as names of runs lack some characters."""
+    owners: dict[str, str] = {}
+    for name, each in runs.items():
+        for member in each:
+            cell = f"cell {name!r}, seed {member.config['seed']}"
+            trials = member.work.get("trials", [])
+            named = {
+                f"{cell}, trial {n} {trial}": member_of_trial(member, trial).name for n, trial in enumerate(trials, 1)
+            }
+            for owner, run in (named or {cell: member.name}).items():
+                if run in owners:
+                    raise InputError(f"table: {owners[run]} and {owner} are both named {run}; give one another name")
+                owners[run] = owner
 
 
 def run_all(table: PaperTable, runs: Mapping[str, Sequence[Member]], jobs: int) -> dict[str, Outcome]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.papers.cells import PaperTable
-from asr_am.papers.members import WORK, Member, ParallaxWork, recipe, train
-from asr_am.papers.table import check_fitted, experiment_of, fitted, members, read_table
+from asr_am.papers.members import WORK, Member, ParallaxWork, plain_name, recipe, train
+from asr_am.papers.table import check_fitted, experiment_of, fitted, members, read_table, refuse_equal_names
 from asr_am.parallax.config import Config
 from asr_am.parallax.throughput import SizedModel
 from asr_am.stages.option_checks import compose_job
@@ -96,6 +97,7 @@ def test_mistakes_are_named_before_the_first_run() -> None:
 def test_every_table_is_valid(name: str) -> None:
     cfg = config(f"+experiment={name}")
     table = PaperTable.build(values(cfg.table))
+    assert len({plain_name(cell) for cell in table.cells}) == len(table.cells)
     for cell in table.cells.values():
         work = build(WORK[table.member], {**table.work, **cell.work}, "work")
         if isinstance(work, ParallaxWork):
@@ -162,3 +164,20 @@ def test_a_table_has_the_word_error_rates_of_one_lm() -> None:
             members(table, cfg, overrides)
         (member,) = members(table, cfg, [*overrides, "lms=[kn2]"])["a"]
     assert member.config["lms"] == ["kn2"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "trials", "message"),
+    [
+        (["c=1", "c=-1"], [], "cell 'c=1', seed 1 and cell 'c=-1', seed 1 are both named t-c-1-s1"),
+        (["a"], ["x=1", "y=1", "x=-1"], "cell 'a', seed 1, trial 1 x=1 and cell 'a', seed 1, trial 3 x=-1 are both"),
+        (["a", "b", "a.1"], ["x=1", "x=2"], None),
+    ],
+)
+def test_one_run_does_not_stand_for_two_cells(cells: list[str], trials: list[str], message: str | None) -> None:
+    runs = {
+        name: [Member(f"t-{plain_name(name)}-s1", "train", Path("t"), {"trials": trials}, {"seed": 1}, [], Path())]
+        for name in cells
+    }
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        refuse_equal_names(runs)
