@@ -70,6 +70,13 @@ class TrainWork:
 
 
 WORK = {"epoch": EpochWork, "parallax": ParallaxWork, "train": TrainWork}
+MEASURES = {  # of each member, and of `train` also wer_<subset>. Not every run has all of them
+    "epoch": ("step_seconds", "speed_up", "computing_share", "staleness", "megabytes_sent", "fewest_to_most", "hours",
+              "late_pulls"),
+    "parallax": ("step_seconds", "throughput", "speed_up", "megabytes_sent", "megabytes_moved"),
+    "train": ("heldout_loss", "last_loss", "frame_error", "seconds", "fewest_to_most", "staleness", "gigabytes_sent",
+              "trial"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.papers.cells import Measures, PaperTable, Row, count_predictions, format_rows, rows, unmet
-from asr_am.papers.members import WORK, Member, member_of_trial, plain_name, recipe
+from asr_am.papers.cells import Measures, PaperTable, Row, check_measures, count_predictions, format_rows, rows, unmet
+from asr_am.papers.members import MEASURES, WORK, Member, member_of_trial, plain_name, recipe
 from asr_am.papers.table_plot import plot_table
 from asr_am.parallel import Failure, isolated_map
 from asr_am.report.markup import code, literal
@@ -77,6 +77,8 @@ def members(table: PaperTable, cfg: DictConfig, overrides: Sequence[str]) -> dic
     for name, cell in table.cells.items():
         work = {**table.work, **cell.work}
         build(WORK[table.member], work, f"table.cells.{name}.work")  # finds mistakes before the first run
+        scored = [measure for measure in table.needed(name) if measure.startswith("wer_") and work.get("score")]
+        check_measures(table, name, [*MEASURES[table.member], *scored])
         for seed in table.seeds:
             run = f"{stem}-{plain_name(name)}-s{seed}"
             own = [*cell.options, *overrides, f"seed={seed}"]

@@ -12,8 +12,8 @@ import pytest
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.papers.cells import PaperTable
-from asr_am.papers.members import WORK, Member, ParallaxWork, plain_name, recipe, train
+from asr_am.papers.cells import PaperTable, check_measures
+from asr_am.papers.members import MEASURES, WORK, Member, ParallaxWork, plain_name, recipe, train
 from asr_am.papers.table import check_fitted, experiment_of, fitted, members, read_table, refuse_equal_names
 from asr_am.parallax.config import Config
 from asr_am.parallax.throughput import SizedModel
@@ -89,6 +89,9 @@ def test_mistakes_are_named_before_the_first_run() -> None:
     table = PaperTable.build({"title": "", "member": "epoch", "within": 1.1, "cells": cells})
     with pytest.raises(InputError, match=r"table.cells.a.fits=ibm_a.nic_bandwidth: is not marked as fitted"):
         check_fitted(table, ["ibm_a.overlap_speed"])
+    wrong = {"title": "", "member": "train", "within": 1.1, "cells": {"a": {"published": {"wer_swb": 7.5}}}}
+    with pytest.raises(InputError, match=r"table.cells.a: its runs have no wer_swb, only heldout_loss, .*trial"):
+        members(PaperTable.build(wrong), config(), ["+experiment=papers/toy"])
     with pytest.raises(InputError, match=r"table.cells.a.work.steps: is missing"):
         members(table, config(), ["+experiment=papers/toy"])
 
@@ -98,7 +101,8 @@ def test_every_table_is_valid(name: str) -> None:
     cfg = config(f"+experiment={name}")
     table = PaperTable.build(values(cfg.table))
     assert len({plain_name(cell) for cell in table.cells}) == len(table.cells)
-    for cell in table.cells.values():
+    for name, cell in table.cells.items():
+        check_measures(table, name, [*MEASURES[table.member], "wer_swb", "wer_ch", "wer_all"])
         work = build(WORK[table.member], {**table.work, **cell.work}, "work")
         if isinstance(work, ParallaxWork):
             build(SizedModel, work.model, "model")
