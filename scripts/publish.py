@@ -15,6 +15,7 @@ import argparse
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from asr_am.data.ownership import SIGNED
@@ -22,32 +23,48 @@ from asr_am.papers.all_tables import table_files
 
 ROOT = Path(__file__).resolve().parents[1]
 NONE = "–"
-FURTHER = "## Further runs\n"
 TABLES_HEAD = """# Tables of papers
 
 Published values beside ours, each table by its command: see [conf](../../conf/README.md#tables-of-papers). Cells on
 which no constant was fitted are predictions. Rows that restate another, or that the paper shows in a figure only, are
 left out. The commands make them, too."""
 
+_FURTHER = re.compile(r"^## Further runs\s*$", re.MULTILINE)
 _SUBSET = re.compile(r"^### (?P<name>\S+) \((?P<words>[\d,]+) words\)\n\n(?P<table>(?:\|.*\n)+)", re.MULTILINE)
 _COMMAND = re.compile(r"^    recipes/.*", re.MULTILINE)
 _ABSOLUTE_EXP = re.compile(r"exp='?/")  # of one machine
 _MEAN = re.compile(r"\*\*([\d.]+)\*\*")
 
 
-def publish(corpus: str) -> None:
-    """Copies the results of a corpus to its recipe, without the plots."""
-    source, folder = ROOT / "exp" / corpus / "RESULTS.md", ROOT / "recipes" / corpus
+def publish_all(corpora: Sequence[str]) -> None:
+    """Copies the results of corpora. Ends the program if two of them would go to the same recipe."""
+    owners: dict[Path, str] = {}
+    for corpus in corpora:
+        folder = recipe_of(corpus)
+        if owners.setdefault(folder, corpus) != corpus:
+            sys.exit(f"{owners[folder]} and {corpus}: the results of both go to {folder}; give one of them")
+    for corpus in corpora:
+        publish(corpus)
+
+
+def recipe_of(corpus: str) -> Path:
+    """Returns the folder in recipes that gets the results of a corpus."""
     if not corpus or Path(corpus).name != corpus:
         sys.exit(f"{corpus!r} is no name of a corpus; give that of a folder in exp")
+    folder = ROOT / "recipes" / corpus
+    return folder if folder.exists() else ROOT / "recipes/kaldi"
+
+
+def publish(corpus: str) -> None:
+    """Copies the results of a corpus to its recipe, without the plots."""
+    folder = recipe_of(corpus)
+    source = ROOT / "exp" / corpus / "RESULTS.md"
     report = source.read_text(encoding="utf-8") if source.exists() else ""
     if report and not report.removeprefix(SIGNED).lstrip().startswith("# Results"):
         sys.exit(f"{source}: is no report of a recipe; make it by stage 10")
-    if not folder.exists():
-        folder = ROOT / "recipes/kaldi"
-        if "recipes/kaldi/run.sh" not in report:
-            sys.exit(f"{source}: is not of a recipe here, nor of data for recipes/kaldi")
-    tables = [path.read_text(encoding="utf-8") for path in table_files(ROOT / "exp" / corpus)]
+    if folder.name != corpus and "recipes/kaldi/run.sh" not in report:
+        sys.exit(f"{source}: is not of a recipe here, nor of data for recipes/kaldi")
+    tables = read_tables(table_files(ROOT / "exp" / corpus))
     if not report and not tables:
         sys.exit(f"{source} does not exist; run its recipe first")
     if tables:
@@ -59,7 +76,8 @@ def publish(corpus: str) -> None:
 def update_results(path: Path, results: str) -> None:
     """Puts a report into RESULTS.md, above the runs that were added by hand."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
-    further = old[old.index(FURTHER) :] if FURTHER in old else ""
+    found = _FURTHER.search(old)
+    further = old[found.start() :] if found else ""
     text = _COMMAND.sub(lambda found: _elsewhere(found[0]), results).removeprefix(SIGNED)
     text = "\n".join(line for line in text.splitlines() if not line.startswith("!["))
     path.write_text(
@@ -74,10 +92,26 @@ def _elsewhere(command: str) -> str:
     return command if kept == words else f"    {shlex.join(kept)}"
 
 
+def read_tables(paths: Sequence[Path]) -> list[str]:
+    """Returns the texts of tables of papers. Ends the program if two have the same title."""
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    owners: dict[str, Path] = {}
+    for path, text in zip(paths, texts, strict=True):
+        title = _title(text)
+        if title in owners:
+            sys.exit(f"{owners[title]} and {path}: have the same title; remove one of them, or give it another title")
+        owners[title] = path
+    return texts
+
+
+def _title(text: str) -> str:
+    return text.partition("\n")[0]
+
+
 def update_tables(path: Path, tables: list[str]) -> None:
     """Puts tables of papers into TABLES.md, in place of those with the same titles."""
     old = re.split(r"^(?=### )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:] if path.exists() else []
-    by_title = {text.partition("\n")[0]: shorten(text) for text in [*old, *tables]}
+    by_title = {_title(text): shorten(text) for text in [*old, *tables]}
     path.write_text(
         "\n\n".join([TABLES_HEAD, *(by_title[title] for title in sorted(by_title))]) + "\n", encoding="utf-8"
     )
@@ -111,7 +145,7 @@ def error_rates(results: str) -> dict[tuple[str, str], dict[str, str]]:
 def table(recipes: Path) -> str:
     """Returns a Markdown table: a row per corpus, system and LM, a column per subset of the test sets."""
     texts = [path.read_text() for path in sorted(recipes.glob("*/RESULTS.md"))]
-    corpora = {text.splitlines()[0].removeprefix("# Results: "): error_rates(text) for text in texts}
+    corpora = {_title(text).removeprefix("# Results: "): error_rates(text) for text in texts}
     subsets = list(dict.fromkeys(name for rates in corpora.values() for by in rates.values() for name in by))
     lines = ["| corpus | system | LM | " + " | ".join(subsets) + " |", "|:--|:--|:--|" + "--:|" * len(subsets)]
     for corpus, rates in corpora.items():
@@ -128,8 +162,7 @@ def main() -> None:
     options = parser.parse_args()
     if not (options.corpora or options.table):
         parser.error("give a CORPUS, or --table")
-    for corpus in options.corpora:
-        publish(corpus)
+    publish_all(options.corpora)
     if options.table:
         print(table(ROOT / "recipes"))
 

@@ -14,9 +14,9 @@ a list of its files, once it is finished (asr_am/stages/target.py).
 - Temporary files: `tmp.asr_am.*` in an unfinished output (asr_am/data/temporary.py), archives that were downloaded, and
   the folders `asr_am-*` for sockets in the folder for temporary files, which have a marker of ours.
 
-The folder that `train_model` is given as `out`, and those that `kaldi_export`, `lhotse_export` and `report.compare`
-write, are marked by `.key` with the command's name. Of the first only old checkpoints are removed. In the others the
-next command replaces its files.
+The folder that `train_model` is given as `out`, and those that `kaldi_export`, `lhotse_export`, `report.compare` and
+`papers.psp_figures` write, are marked by `.key` with the command's name. Of the first only old checkpoints are removed.
+In the others the next command replaces its files.
 
 Whatever else there is belongs to the user. A folder without a marker is never removed, renamed or written into. Neither
 is an output that holds files which it was not made with. Both end with an error that names the file. A command that

@@ -17,7 +17,7 @@ from asr_am.data.textfile import read_lines, write_lines
 from asr_am.errors import InputError
 
 CHANNELS = "AB"
-COMMENT = ";;"
+COMMENTS = (";;", "**")  # begin a line, after any blanks
 REMEDY = "run stage 0 (data) again"
 
 Label = Callable[[SupervisionSegment], str]
@@ -63,11 +63,16 @@ def write_reco2file_and_channel(path: Path, supervisions: Iterable[SupervisionSe
     write_lines(path, [f"{recording}-{letter} {recording} {letter}" for recording, letter in sides])
 
 
+def is_comment(line: str) -> bool:
+    """Says whether a line of an STM file is a comment or empty."""
+    return not line.strip() or line.lstrip().startswith(COMMENTS)
+
+
 def read_stm_segments(path: Path) -> list[StmSegment]:
     """Reads the segments of an STM file without their texts. Raises InputError for a malformed line."""
     segments = []
     for number, line in enumerate(read_lines(path, REMEDY), start=1):
-        if line.startswith(COMMENT) or not line.strip():
+        if is_comment(line):
             continue
         try:
             recording, channel, _, begin, end = line.split()[:5]
@@ -76,6 +81,8 @@ def read_stm_segments(path: Path) -> list[StmSegment]:
             raise InputError(
                 f"{path}:{number}: not `file channel speaker begin end <labels> words`; correct it"
             ) from error
+        if segment.begin == segment.end:
+            raise InputError(f"{path}:{number}: the segment from {begin} to {end} has no length; correct it")
         if not 0 <= segment.begin < segment.end:
             raise InputError(f"{path}:{number}: the segment ends at {end}, before it begins at {begin}; correct it")
         segments.append(segment)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from asr_am.data.textfile import numbered_lines, split_words
+from asr_am.data.textfile import BLANKS, numbered_lines, split_words
 from asr_am.errors import InputError
 
 Ngram = tuple[str, ...]
@@ -119,7 +119,7 @@ def read_arpa(path: Path) -> Arpa:
         InputError: with file and line, for a file that is not ARPA or truncated, counts that do not match, values that
             are not log probabilities, a duplicate n-gram, a word that is no unigram, no `<s>` or `</s>`.
     """
-    lines = ((number, line.strip()) for number, line in numbered_lines(path))
+    lines = ((number, line.strip(BLANKS)) for number, line in numbered_lines(path))
     if not any(line == "\\data\\" for _, line in lines):
         raise InputError(f"{path}: has no line \\data\\; it is not an ARPA language model, give one")
     counts, (number, line) = _read_counts(path, lines)

@@ -26,7 +26,8 @@ class Units:
 
     Attributes:
         names: name of each unit id.
-        spelling: unit ids of each known word except `<unk>`. Every other word is UNKNOWN.
+        spelling: unit ids of each known word except `<unk>`. Every other word is UNKNOWN, and so is one that
+            sentencepiece spells with no pieces.
     """
 
     names: Sequence[str]
@@ -37,7 +38,7 @@ class Units:
 
     def of(self, word: str) -> tuple[int, ...]:
         """Returns the unit ids of a word."""
-        return self.spelling.get(word, (UNKNOWN,))
+        return self.spelling.get(word) or (UNKNOWN,)
 
 
 def make_units(

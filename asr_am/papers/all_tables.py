@@ -32,6 +32,7 @@ def table_files(corpus_dir: Path) -> list[Path]:
 
 def write_tables(corpus_dir: Path) -> Path:
     """Writes TABLES.md and the page. Returns the path of the page. Raises InputError if there are no tables."""
+    corpus_dir = Path(os.path.abspath(corpus_dir))  # whose parent has the other trees
     rows, sections = [], []
     made = [(MadeTable.read(path.with_name("table.json")), path) for path in table_files(corpus_dir)]
     if not made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -73,6 +73,12 @@ class PaperTable:
             raise InputError(f"table.within={table.within}: must be above 1")
         return table
 
+    def needed(self, name: str) -> list[str]:
+        """Returns the measures that the runs of a cell must have: its own, and those that others compare with it."""
+        relative = [measure for cell in self.cells.values() if cell.relative_to == name for measure in cell.published]
+        ordered = [measure for measure, lists in self.rising.items() if any(name in names for names in lists)]
+        return list(dict.fromkeys([*self.cells[name].published, *relative, *ordered]))
+
 
 Measures = Mapping[str, float]  # of one run, by name
 
@@ -83,7 +89,7 @@ class Row:
 
     Attributes:
         published: the paper's value, None if the paper prints none.
-        ours: with each seed. Empty if a run has failed.
+        ours: with each seed. Empty if a run has failed, or the value to divide by is 0.
         limit: largest factor between both, None if it is not judged.
         independent: no other row says the same.
     """
@@ -114,13 +120,21 @@ class Row:
 
 
 def rows(table: PaperTable, found: Mapping[str, Sequence[Measures]]) -> list[Row]:
-    """Returns the rows of a table, given the measures of each cell by seed. Cells with a failed run are missing."""
+    """Returns the rows of a table, given the measures of each cell by seed. Cells with a failed run are missing.
+
+    Raises:
+        InputError: a run lacks a measure that the table needs.
+    """
+    for name, runs in found.items():
+        for run in runs:
+            check_measures(table, name, run)
     made = []
     for name, cell in table.cells.items():
         for measure, published in cell.published.items():
             base = table.cells[cell.relative_to] if cell.relative_to else None
             if published is not None and base is not None:
-                published /= base.published.get(measure) or 1.0
+                divisor = base.published.get(measure)
+                published = None if divisor == 0 else published / (divisor or 1.0)
             repeated = cell.restates or measure in table.restates or cell.relative_to == name
             independent = published is not None and not repeated
             limit = table.within if cell.judged else None
@@ -130,15 +144,21 @@ def rows(table: PaperTable, found: Mapping[str, Sequence[Measures]]) -> list[Row
     return made
 
 
+def check_measures(table: PaperTable, name: str, known: Collection[str]) -> None:
+    """Raises InputError if the runs of a cell have only the measures `known`, and the table needs another one."""
+    for measure in table.needed(name):
+        if measure not in known:
+            raise InputError(f"table.cells.{name}: its runs have no {measure}, only {', '.join(known)}")
+
+
 def _ours(found: Mapping[str, Sequence[Measures]], name: str, cell: Cell, measure: str) -> list[float]:
     own, base = found.get(name, []), found.get(cell.relative_to or name, [])
     if not own or not base:
         return []
-    for run in own:
-        if measure not in run:
-            raise InputError(f"table.cells.{name}: its runs have no {measure}, only {', '.join(run)}")
     if cell.relative_to is None:
         return [run[measure] for run in own]
+    if any(other[measure] == 0 for other in base):
+        return []
     return [run[measure] / other[measure] for run, other in zip(own, base, strict=True)]
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asr_am.data.record import read_record
 from asr_am.errors import InputError
 from asr_am.options import build
 from asr_am.signals import signal_on_parent_death
@@ -69,6 +70,13 @@ class TrainWork:
 
 
 WORK = {"epoch": EpochWork, "parallax": ParallaxWork, "train": TrainWork}
+MEASURES = {  # of each member, and of `train` also wer_<subset>. Not every run has all of them
+    "epoch": ("step_seconds", "speed_up", "computing_share", "staleness", "megabytes_sent", "fewest_to_most", "hours",
+              "late_pulls"),
+    "parallax": ("step_seconds", "throughput", "speed_up", "megabytes_sent", "megabytes_moved"),
+    "train": ("heldout_loss", "last_loss", "frame_error", "seconds", "fewest_to_most", "staleness", "gigabytes_sent",
+              "trial"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -232,7 +240,7 @@ def member_of_trial(member: Member, override: str) -> Member:
 
 
 def plain_name(text: str) -> str:
-    """Returns text without what file names should not have."""
+    """Returns text without what file names should not have. Different texts may become equal."""
     return re.sub(r"[^A-Za-z0-9.+]+", "-", text).strip("-")
 
 
@@ -268,13 +276,12 @@ def read_measures(member: Member) -> tuple[dict[str, float], str]:
 
 
 def score(member: Member) -> dict[str, float]:
-    """Decodes and scores by the recipe. Returns the word error rates in percent."""
+    """Decodes and scores by the recipe. Returns the word error rates in percent under the LM of the cell."""
     stages(member, "7", "9", "systems=[nnet]")
+    (lm,) = member.config["lms"]
+    counts = read_record(member.corpus_dir / "score" / f"{member.name}_{lm}" / "wer.json")
     return {
-        f"wer_{subset}": counts["wer"]
-        for path in member.corpus_dir.glob(f"score/{member.name}_*/wer.json")
-        for subset, counts in json.loads(path.read_text()).items()
-        if isinstance(counts, dict) and "wer" in counts
+        f"wer_{subset}": count["wer"] for subset, count in counts.items() if isinstance(count, dict) and "wer" in count
     }
 
 

@@ -18,17 +18,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asr_am.errors import InputError
+from asr_am.data.ownership import check_own_dir, mark_own_dir
 from asr_am.report import run_labels
 from asr_am.report.comparisons import strategies
 from asr_am.report.plot_style import Style, new_figure, save, tidy, whole_numbers
 from asr_am.report.runs import RunGroup, group_runs, read_training_run
 from asr_am.report.strategy_plots import add_title
 from asr_am.report.strategy_tables import mean_staleness
+from asr_am.score.cli import CommandLineParser, exit_code
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+COMMAND = "asr_am.papers.psp_figures"
 BINS = 60  # of the histogram of delays
 
 
@@ -135,22 +137,36 @@ def _styles(groups: Sequence[RunGroup]) -> list[Style]:
     return [Style.of(nth) for nth in range(len(groups))]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m asr_am.papers.psp_figures", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def write_figures(folders: Sequence[Path], out: Path) -> list[Path]:
+    """Writes the figures of runs. Returns their paths.
+
+    Raises:
+        InputError: a folder is no finished run, or `out` has files that are not of this command, or is in the output of
+            a stage.
+    """
+    check_own_dir(out, COMMAND)
+    runs = [read_training_run(folder) for folder in folders]
+    mark_own_dir(out, COMMAND)
+    return draw_all(group_runs(runs), out)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 0, or 1 after one line on stderr about bad input."""
+
+    def work() -> None:
+        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        print(*write_figures(options.runs, options.out), sep="\n")
+
+    return exit_code(COMMAND, work)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = CommandLineParser(
+        prog=f"python -m {COMMAND}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory, with its summary.json")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    try:
-        runs = [read_training_run(folder) for folder in options.runs]
-    except InputError as error:
-        print(f"ERROR figures: {error}", file=sys.stderr)
-        return 1
-    print(*draw_all(group_runs(runs), options.out), sep="\n")
-    return 0
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from omegaconf import DictConfig, OmegaConf
 from asr_am.data.textfile import write_lines
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.papers.cells import Measures, PaperTable, Row, count_predictions, format_rows, rows, unmet
-from asr_am.papers.members import WORK, Member, plain_name, recipe
+from asr_am.papers.cells import Measures, PaperTable, Row, check_measures, count_predictions, format_rows, rows, unmet
+from asr_am.papers.members import MEASURES, WORK, Member, member_of_trial, plain_name, recipe
 from asr_am.papers.table_plot import plot_table
 from asr_am.parallel import Failure, isolated_map
 from asr_am.report.markup import code, literal
@@ -41,6 +41,7 @@ from asr_am.stages.recipe_files import CONF
 from asr_am.stages.resolvers import composing
 from asr_am.stages.sections import check, values
 from asr_am.stages.stage_log import start_logging
+from asr_am.stages.systems import language_models
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +77,41 @@ def members(table: PaperTable, cfg: DictConfig, overrides: Sequence[str]) -> dic
     for name, cell in table.cells.items():
         work = {**table.work, **cell.work}
         build(WORK[table.member], work, f"table.cells.{name}.work")  # finds mistakes before the first run
+        scored = [measure for measure in table.needed(name) if measure.startswith("wer_") and work.get("score")]
+        check_measures(table, name, [*MEASURES[table.member], *scored])
         for seed in table.seeds:
             run = f"{stem}-{plain_name(name)}-s{seed}"
             own = [*cell.options, *overrides, f"seed={seed}"]
             composed = compose_job(own)
             sections = {group: values(composed[group]) for group in ("cluster", "workload", "strategy")}
-            config = {**sections, "learners": composed.learners, "seed": seed, "corpus": cfg.corpus.name}
+            lms = language_models(composed)
+            if work.get("score") and len(lms) != 1:
+                raise InputError(
+                    f"table.cells.{name}: lms is [{', '.join(lms)}], and a table has the word error rates of one LM; "
+                    f"give one, such as lms=[{(lms or [*composed.corpus.lms])[-1]}]"
+                )
+            config = {**sections, "learners": composed.learners, "seed": seed, "corpus": cfg.corpus.name, "lms": lms}
             arguments = [*for_recipe(own), f"run={run}", "train.threads=1"]
             folder = root / "tables" / stem / run
             made.setdefault(name, []).append(Member(run, table.member, folder, work, config, arguments, root))
+    refuse_equal_names(made)
     return made
+
+
+def refuse_equal_names(runs: Mapping[str, Sequence[Member]]) -> None:
+    """Raises InputError if two cells, seeds or trials would be the same run, as names of runs lack some characters."""
+    owners: dict[str, str] = {}
+    for name, each in runs.items():
+        for member in each:
+            cell = f"cell {name!r}, seed {member.config['seed']}"
+            trials = member.work.get("trials", [])
+            named = {
+                f"{cell}, trial {n} {trial}": member_of_trial(member, trial).name for n, trial in enumerate(trials, 1)
+            }
+            for owner, run in (named or {cell: member.name}).items():
+                if run in owners:
+                    raise InputError(f"table: {owners[run]} and {owner} are both named {run}; give one another name")
+                owners[run] = owner
 
 
 def run_all(table: PaperTable, runs: Mapping[str, Sequence[Member]], jobs: int) -> dict[str, Outcome]:

@@ -11,7 +11,7 @@ from lhotse import SupervisionSegment
 
 from asr_am.data.issue_counter import IssueCounter
 from asr_am.data.kaldi_dir import channel_number, read_kaldi_dir
-from asr_am.data.stm import CHANNELS, channel_letter, write_reco2file_and_channel, write_stm
+from asr_am.data.stm import CHANNELS, channel_letter, is_comment, write_reco2file_and_channel, write_stm
 from asr_am.data.textfile import numbered_lines, write_lines
 from asr_am.errors import InputError
 from asr_am.score.word_network import is_plain_word
@@ -66,7 +66,7 @@ def _translated(stm: Path, corpus: CorpusSet, spelling: Spelling, issues: IssueC
     covered: set[str] = set()
     seen: dict[tuple[str, int, float, float], str] = {}
     for number, line in numbered_lines(stm):
-        if line.startswith(";;") or not line.strip():
+        if is_comment(line):
             comments.append(line)
             continue
         where = f"{stm}:{number}"

@@ -38,8 +38,11 @@ def test_a_third_channel_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_reference_made_from_the_utterances_passes(tmp_path: Path) -> None:
-    write_stm(tmp_path / "ref.stm", SEGMENTS)
-    check_stm(tmp_path / "ref.stm", SEGMENTS)
+    path = tmp_path / "ref.stm"
+    write_stm(path, SEGMENTS)
+    check_stm(path, SEGMENTS)
+    path.write_text(f"** of NIST\n  ;; indented\n \n{path.read_text()}")
+    check_stm(path, SEGMENTS)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,7 @@ def test_a_reference_made_from_the_utterances_passes(tmp_path: Path) -> None:
         (lambda lines: [*lines, "c A s"], r"ref.stm:5: not `file"),
         (lambda lines: [*lines, "c A s zero one YES"], r"ref.stm:5: not `file"),
         (lambda lines: [*lines, "c A s 2 1 YES"], r"ref.stm:5: .* before it begins"),
+        (lambda lines: [*lines, "c A s 1 1.0 YES"], r"ref.stm:5: the segment from 1 to 1.0 has no length"),
         (lambda lines: [*lines, "c A s 2 nan YES"], r"ref.stm:5: .* before it begins"),
     ],
 )

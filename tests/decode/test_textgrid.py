@@ -1,4 +1,4 @@
-"""TextGrid files of recordings whose ids cannot be names of files."""
+"""TextGrid files: names, and utterances that overlap."""
 
 from __future__ import annotations
 
@@ -18,3 +18,21 @@ def test_ids_of_any_form_have_files_of_their_own(tmp_path: Path) -> None:
     assert len({*files}) == len(ids) and all(file.parent == tmp_path / "grids" for file in files)
     assert sorted(files) == sorted((tmp_path / "grids").iterdir())
     assert tmp_path / "grids/a_b-A.TextGrid" in files
+
+
+def test_utterances_that_overlap_are_in_tiers_of_their_own(tmp_path: Path) -> None:
+    spans = {"u1": (0.0, 2.0), "u2": (1.0, 0.5), "u3": (1.9, 1.0), "silent": (0.0, 3.0)}
+    segments = {name: SupervisionSegment(name, "r", start, length, 0) for name, (start, length) in spans.items()}
+    words = {
+        "u2": [CtmWord(10, 30, "b", 1.0)], "u1": [CtmWord(50, 140, "a", 1.0)], "u3": [CtmWord(0, 90, "c", 1.0)],
+        "silent": [],
+    }  # fmt: skip
+    (file,) = write_textgrids(tmp_path, segments, {"words": words, "phones": words})
+    lines = [line.strip() for line in file.read_text().splitlines()]
+    assert [line for line in lines if line.startswith("name")] == [
+        f'name = "{name}"' for name in ("words", "phones", "words 2", "phones 2")
+    ]
+    texts = [line for line in lines if line.startswith("text")]
+    assert texts == [f'text = "{word}"' for word in 2 * ["", "a", "c"] + 2 * ["", "b", ""]]
+    (begin,) = {lines[i - 2] for i, line in enumerate(lines) if line == 'text = "b"'}
+    assert begin == "xmin = 1.100000"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr_am.errors import InputError
-from asr_am.lang.arpa import perplexity, read_arpa, write_arpa
+from asr_am.lang.arpa import Arpa, perplexity, read_arpa, write_arpa
 from asr_am.lang.ngram import estimate
 
 GOOD = """An introduction which mentions \\data\\ in passing
@@ -44,6 +44,13 @@ def test_reads_comments_backoffs_and_gzip(tmp_path: Path) -> None:
         assert arpa.logprob(["A"], "A") == -0.75  # backs off
         assert arpa.logprob([], "B") == -math.inf
         assert arpa.logprob([], "C") == -math.inf
+
+
+def test_words_keep_blanks_that_separate_no_words(tmp_path: Path) -> None:
+    word = "A\u00a0"
+    arpa = Arpa([{("<s>",): -1.0, ("</s>",): -1.0, (word,): -0.5}, {("<s>", word): -0.25}], {})
+    write_arpa(arpa, tmp_path / "lm")
+    assert read_arpa(tmp_path / "lm") == arpa
 
 
 def test_perplexity_leaves_words_outside_out(tmp_path: Path) -> None:

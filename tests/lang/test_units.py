@@ -48,3 +48,8 @@ def test_frequent_long_words_are_learned_from() -> None:
     units = make_units("sentencepiece", [long, tamil], Counter({long: 100, tamil: 1000, "GO": 3}), size=36)
     for word in (long, tamil):
         assert "".join(units.names[unit] for unit in units.of(word)) == f"▁{word}"
+
+
+def test_a_word_without_pieces_is_unknown() -> None:
+    units = make_units("sentencepiece", [*LEXICON, "▁"], COUNTS, size=15)
+    assert units.spelling["▁"] == () and units.of("▁") == (UNKNOWN,)

@@ -401,10 +401,11 @@ def test_sides_of_a_call(corpus: Corpus) -> None:
         "call A x 0 1 NO",
         *(f"{name} 1 x 0 1 NO" for name in others),
     ]
-    (corpus.test / "stm").write_text(";; LABEL\n" + "\n".join(lines) + "\n")
+    (corpus.test / "stm").write_text(";; LABEL\n ** of NIST\n" + "\n".join(lines) + "\n")
     corpus.prepare()
     written = (corpus.out / "test/ref.stm").read_text().splitlines()
-    assert written[:4] == [";; LABEL", "b0-0 A x 0 1 YES", "b0-1 A x 0 1 NO", "b0-2 B x 0 1 <o,f> (NO) YES"]
+    assert written[:2] == [";; LABEL", " ** of NIST"]
+    assert written[2:5] == ["b0-0 A x 0 1 YES", "b0-1 A x 0 1 NO", "b0-2 B x 0 1 <o,f> (NO) YES"]
     (corpus.test / "stm").write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(InputError, match="no reference for utterance b0-2"):
         corpus.prepare()

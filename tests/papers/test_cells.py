@@ -89,3 +89,17 @@ def test_wrong_tables_are_refused(changes: dict[str, Any], message: str) -> None
 def test_an_unknown_measure_is_named() -> None:
     with pytest.raises(InputError, match=r"table.cells.sync: its runs have no hours, only days"):
         rows(table(), {"sync": [{"days": 1.0}, {"days": 1.0}]})
+
+
+@pytest.mark.parametrize("changes", [{"rising": {"loss": [["slow", "figure"]]}}, {"first": []}], ids=["rising", "base"])
+def test_a_measure_that_another_cell_needs_is_named(changes: dict[str, Any]) -> None:
+    cells = {"slow": {}, "figure": {"published": {"loss": 1.0}, "relative_to": "slow"}}
+    found = {"slow": [{"hours": 2.0}], "figure": [{"loss": 3.0}]}
+    with pytest.raises(InputError, match=r"table.cells.slow: its runs have no loss, only hours"):
+        unmet(table(cells=cells, seeds=[1], **changes), found)
+
+
+def test_nothing_is_divided_by_0() -> None:
+    cells = {"base": {"published": {"late": 0}}, "other": {"published": {"late": 0.1}, "relative_to": "base"}}
+    (_, other) = rows(table(cells=cells), {"base": [{"late": 0.0}, {"late": 0.2}], "other": [{"late": 0.1}] * 2})
+    assert other.published is None and other.ours == [] and other.met

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from asr_am.errors import InputError
 from asr_am.options import build
-from asr_am.papers.cells import PaperTable
-from asr_am.papers.members import WORK, Member, ParallaxWork, recipe, train
-from asr_am.papers.table import check_fitted, experiment_of, fitted, members, read_table
+from asr_am.papers.cells import PaperTable, check_measures
+from asr_am.papers.members import MEASURES, WORK, Member, ParallaxWork, plain_name, recipe, train
+from asr_am.papers.table import check_fitted, experiment_of, fitted, members, read_table, refuse_equal_names
 from asr_am.parallax.config import Config
 from asr_am.parallax.throughput import SizedModel
+from asr_am.stages.option_checks import compose_job
 from asr_am.stages.recipe_files import ROOT
+from asr_am.stages.resolvers import composing
 from asr_am.stages.sections import values
 from tests.support.configurations import config
 from tests.support.report_files import write_run, write_score
@@ -86,6 +89,9 @@ def test_mistakes_are_named_before_the_first_run() -> None:
     table = PaperTable.build({"title": "", "member": "epoch", "within": 1.1, "cells": cells})
     with pytest.raises(InputError, match=r"table.cells.a.fits=ibm_a.nic_bandwidth: is not marked as fitted"):
         check_fitted(table, ["ibm_a.overlap_speed"])
+    wrong = {"title": "", "member": "train", "within": 1.1, "cells": {"a": {"published": {"wer_swb": 7.5}}}}
+    with pytest.raises(InputError, match=r"table.cells.a: its runs have no wer_swb, only heldout_loss, .*trial"):
+        members(PaperTable.build(wrong), config(), ["+experiment=papers/toy"])
     with pytest.raises(InputError, match=r"table.cells.a.work.steps: is missing"):
         members(table, config(), ["+experiment=papers/toy"])
 
@@ -94,7 +100,9 @@ def test_mistakes_are_named_before_the_first_run() -> None:
 def test_every_table_is_valid(name: str) -> None:
     cfg = config(f"+experiment={name}")
     table = PaperTable.build(values(cfg.table))
-    for cell in table.cells.values():
+    assert len({plain_name(cell) for cell in table.cells}) == len(table.cells)
+    for name, cell in table.cells.items():
+        check_measures(table, name, [*MEASURES[table.member], "wer_swb", "wer_ch", "wer_all"])
         work = build(WORK[table.member], {**table.work, **cell.work}, "work")
         if isinstance(work, ParallaxWork):
             build(SizedModel, work.model, "model")
@@ -126,7 +134,8 @@ def test_the_trial_with_the_lowest_heldout_loss_is_scored(tmp_path: Path, monkey
         *_, rate, run = member.overrides
         assert run == f"run={member.name}" and sum(word.startswith("run=") for word in member.overrides) == 1
         if first == "7":
-            write_score(tmp_path, member.name, "kn3", [1] * 60)
+            for lm, errors in (("kn3", 1), ("kn2", 2), ("kn3+lstm", 3), ("kn3.outdated", 4), ("zero", 5)):
+                write_score(tmp_path, member.name, lm, [errors] * 60)
         elif isinstance(loss := losses[rate.partition("=")[2]], str):
             raise InputError(loss)
         else:
@@ -137,13 +146,42 @@ def test_the_trial_with_the_lowest_heldout_loss_is_scored(tmp_path: Path, monkey
     def measures(*rates: str) -> dict[str, float]:
         work = {"score": True, "trials": [f"schedule.base={rate}" for rate in rates]}
         name = "cell" + "".join(rates)
-        return train(Member(name, "train", tmp_path / name, work, {}, ["strategy=sync", "run=cell"], tmp_path))[0]
+        overrides = ["strategy=sync", "run=cell"]
+        return train(Member(name, "train", tmp_path / name, work, {"lms": ["kn3"]}, overrides, tmp_path))[0]
 
     found = measures("0.1", "4", "0.5")
     assert found["trial"] == 3 and found["heldout_loss"] == 1.5 and found["wer_all"] == 10
-    assert [path.parent.name for path in tmp_path.glob("score/*/wer.json")] == ["cell0.140.5-schedule.base-0.5_kn3"]
+    assert len(list(tmp_path.glob("score/cell0.140.5-schedule.base-0.5_*/wer.json"))) == 5
     with pytest.raises(InputError, match="diverges in each of 1 trials; try smaller rates"):
         measures("4")
     losses["4"] = "no space left (cell4-schedule.base-4_6.log)"
     with pytest.raises(InputError, match="no space left"):
         measures("4", "0.5")
+
+
+def test_a_table_has_the_word_error_rates_of_one_lm() -> None:
+    values = {"title": "", "member": "train", "within": 1.1, "work": {"score": True}, "cells": {"a": {}}}
+    table, overrides = PaperTable.build(values), ["+experiment=sixteen", "corpus=an4"]
+    with composing():
+        cfg = compose_job(overrides)
+        with pytest.raises(InputError, match=r"table.cells.a: lms is \[ug, kn2, kn3\].*, such as lms=\[kn3\]"):
+            members(table, cfg, overrides)
+        (member,) = members(table, cfg, [*overrides, "lms=[kn2]"])["a"]
+    assert member.config["lms"] == ["kn2"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "trials", "message"),
+    [
+        (["c=1", "c=-1"], [], "cell 'c=1', seed 1 and cell 'c=-1', seed 1 are both named t-c-1-s1"),
+        (["a"], ["x=1", "y=1", "x=-1"], "cell 'a', seed 1, trial 1 x=1 and cell 'a', seed 1, trial 3 x=-1 are both"),
+        (["a", "b", "a.1"], ["x=1", "x=2"], None),
+    ],
+)
+def test_one_run_does_not_stand_for_two_cells(cells: list[str], trials: list[str], message: str | None) -> None:
+    runs = {
+        name: [Member(f"t-{plain_name(name)}-s1", "train", Path("t"), {"trials": trials}, {"seed": 1}, [], Path())]
+        for name in cells
+    }
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        refuse_equal_names(runs)

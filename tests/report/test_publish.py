@@ -38,7 +38,11 @@ RESULTS = """# Results: toy
 
 
 def test_table_has_a_row_per_system_and_lm(tmp_path: Path) -> None:
-    for corpus, text in (("toy", RESULTS), ("small", RESULTS.replace("toy", "small").split("### swb")[0])):
+    for corpus, text in (
+        ("empty", ""),
+        ("toy", RESULTS),
+        ("small", RESULTS.replace("toy", "small").split("### swb")[0]),
+    ):
         (tmp_path / corpus).mkdir()
         (tmp_path / corpus / "RESULTS.md").write_text(text)
     assert publish.table(tmp_path).splitlines() == [
@@ -60,9 +64,10 @@ def test_published_results_have_error_rates() -> None:
 
 def test_results_are_copied_above_the_runs_that_were_added_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "RESULTS.md"
-    path.write_text("# Results: toy\n\nof yesterday\n\n## Further runs\n\nby hand\n")
-    publish.update_results(path, f"{SIGNED}\n{RESULTS}")
-    assert path.read_text() == f"{RESULTS.strip()}\n\n## Further runs\n\nby hand\n"
+    for heading in ("## Further runs", "## Further runs  "):
+        path.write_text(f"# Results: toy\n\nof yesterday\n\n{heading}\n\nby hand\n")
+        publish.update_results(path, f"{SIGNED}\n{RESULTS}")
+        assert path.read_text() == f"{RESULTS.strip()}\n\n{heading}\n\nby hand\n"
 
 
 def test_tables_of_papers_replace_those_with_the_same_title(tmp_path: Path) -> None:
@@ -122,3 +127,19 @@ def test_only_data_of_recipes_kaldi_has_its_results_there(tmp_path: Path, monkey
     publish.publish("mine")
     expected = "# Results\n\n    recipes/kaldi/run.sh --name mine 'a b=1'\n"
     assert (tmp_path / "recipes/kaldi/RESULTS.md").read_text() == expected
+
+
+def test_nothing_is_replaced_by_what_goes_to_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    (tmp_path / "recipes/kaldi").mkdir(parents=True)
+    for corpus in ("mine", "yours"):
+        (tmp_path / "exp" / corpus).mkdir(parents=True)
+        (tmp_path / "exp" / corpus / "RESULTS.md").write_text("# Results\n\n    recipes/kaldi/run.sh\n")
+    with pytest.raises(SystemExit, match=r"mine and yours: the results of both go to .*recipes/kaldi"):
+        publish.publish_all(["mine", "yours"])
+    for tree in ("mine", "slow/mine"):
+        (tmp_path / "exp" / tree / "tables/t").mkdir(parents=True)
+        (tmp_path / "exp" / tree / "tables/t/table.md").write_text("### A table\n")
+    with pytest.raises(SystemExit, match=r"exp/mine/tables/t/table.md and .*exp/slow/mine/tables/t/table.md: have the"):
+        publish.publish_all(["mine"])
+    assert not any((tmp_path / "recipes/kaldi").iterdir())
