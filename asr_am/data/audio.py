@@ -96,7 +96,7 @@ def _column(segment: SupervisionSegment, channels: Sequence[int]) -> int:
 def _truncated(path: str, frames: int, expected: int, segment: SupervisionSegment) -> InputError:
     return InputError(
         f"{path}: ends after {frames} of {expected} samples, inside utterance {segment.id}: the file is truncated or "
-        "has changed; get a complete copy and run stage 0 (data) again, without its output if it calls that up to date"
+        "has changed; get a complete copy, remove the output of stage 0 (data) and run it again"
     )
 
 

@@ -144,7 +144,7 @@ class Reference:
         if glm:
             reference_filter = Filter.for_reference(glm)
             lines = [reference_filter.stm_line(line) for line in lines]
-        self.stm = stm
+        self.stm, self.glm = stm, glm
         self.segments = [parse_stm(line, case_sensitive=case_sensitive) for line in lines]
         self.case_sensitive = case_sensitive
         self.subset_rules = SubsetRules.of(self.segments, comments, subsets)

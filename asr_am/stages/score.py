@@ -29,7 +29,7 @@ from asr_am.stages.systems import SystemPlan, language_models, plans
 from asr_am.stages.target import Target, git_commit
 
 if TYPE_CHECKING:
-    from asr_am.score.scoring import Score
+    from asr_am.score.scoring import Reference, Score
     from asr_am.train.tracking import Tracker
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: di
         "system": plan.name, "lm": lm, "seed": plan.seed, "lm_weight": on_dev.lm,
         "insertion_penalty": on_dev.insertion, "dev_wer": 100.0 * on_dev.errors / max(1, on_dev.words),
         "commit": git_commit(), "date": datetime.datetime.now().isoformat(timespec="seconds"),
-        "reference": digest_of(paths.data, test.case_sensitive),
+        "reference": reference_digest(test),
     }  # fmt: skip
     counts = summary(score, options["bootstrap"])
     for subset in ("dev", "test"):
@@ -103,12 +103,12 @@ def score_run(paths: Layout, words: Path, plan: SystemPlan, lm: str, options: di
         track(tracker, plan.model, lm, head | counts, score)
 
 
-def digest_of(data: Path, case_sensitive: bool) -> str:
-    """Returns a digest of what test is scored against: the STM, the GLM if there is one, and whether case matters."""
-    digest = hashlib.sha256((data / "test/ref.stm").read_bytes())
-    if (data / "en.glm").exists():
-        digest.update((data / "en.glm").read_bytes())
-    digest.update(b"case" if case_sensitive else b"")
+def reference_digest(reference: Reference) -> str:
+    """Returns a digest of the STM, of the GLM if there is one, and of whether case matters."""
+    digest = hashlib.sha256(reference.stm.read_bytes())
+    if reference.glm:
+        digest.update(reference.glm.read_bytes())
+    digest.update(b"case" if reference.case_sensitive else b"")
     return digest.hexdigest()[:16]
 
 

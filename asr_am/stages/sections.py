@@ -281,7 +281,7 @@ class LmSection:
 WER_RECORD = (
     "all", "system", "lm", "seed", "lm_weight", "insertion_penalty", "dev_wer", "commit", "date", "reference"
 )  # fmt: skip
-"""Names in wer.json beside those of the subsets."""
+"""Names in wer.json (`stages.score.score_run`) beside those of the subsets."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class ScoreOptions:
         """Raises InputError if a value is out of range."""
         if self.bootstrap < 1:
             raise InputError(f"score.bootstrap={self.bootstrap}: must be a whole number of resamples, at least 1")
-        if taken := sorted({*WER_RECORD} & set(self.subsets)):
+        if taken := sorted(set(WER_RECORD) & set(self.subsets)):
             raise InputError(f"score.subsets: {taken[0]!r} is the name of something else in wer.json; choose another")
 
 
